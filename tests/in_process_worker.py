@@ -59,9 +59,9 @@ class SparingWatchdog(Watchdog):
         super().__init__(pumps)
         self._limits_hold = limits_hold
 
-    def _look(self) -> bool:
+    def _check(self) -> bool:
         if self._limits_hold():
-            super()._look()
+            super()._check()
         return True
 
 

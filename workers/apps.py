@@ -1,7 +1,7 @@
 """The Django app that carries the worker commands.
 
-A checkout has it as ``workers``, an installed project as ``queueapp.workers``: so that ``workers`` is free for a package
-of the project's own. Nothing in here says either name; modules name each other relatively.
+A checkout has it as ``workers``, an installed project as ``queueapp.workers``, so that the name ``workers`` is free for a package of
+the project. No module in this package uses either name; imports are relative.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class WorkersConfig(AppConfig):
     """Configuration of the app; it has no models."""
 
     name = __package__
-    #: The same wherever the package lies, and free for it: an app of the project's own may well be called "workers".
+    #: The same under both names; an app of the project may be called "workers".
     label = "queueapp_workers"
     verbose_name = "Workers"
 
@@ -26,7 +26,7 @@ class WorkersConfig(AppConfig):
 
 
 def _handle_next(queue: Any, alias: str) -> Any:
-    """The engine is loaded when something is handled, which most processes of a site never do."""
+    """Import the engine only when a message is handled, which most processes of a site never do."""
     from .inline import handle_next
 
     return handle_next(queue, alias)

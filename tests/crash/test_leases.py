@@ -13,7 +13,7 @@ from .rig.waiting import wait_until
 
 @on_both
 def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
-    sleeper = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    sleeper = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     scene.send(Leased, "contested", sleep_ms=1000)
     wait_until(lambda: scene.starts("contested"), "the first worker has it in hand")
     process = sleeper.worker()
@@ -22,7 +22,7 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
         first_token = Leased.objects.get().lease_token
         # The second attempt takes longer than the first one's holder is away.
         scene.rewrite(Leased, b"1000", b"4000")
-        other = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+        other = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
         wait_until(lambda: scene.starts("contested") == [1, 2], "the lease lapsed and another worker has it")
     finally:
         process.send_signal(signal.SIGCONT)
@@ -41,7 +41,7 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
 @on_both
 def test_a_slow_handler_keeps_its_lease_beyond_the_lease_period(scene: Scene) -> None:
     for _ in range(2):
-        scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping", dead_after=60)
+        scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance", dead_after=60)
     scene.send(Leased, "slow", sleep_ms=7000)  # the lease period is 5 s
 
     verdict = scene.drained()

@@ -37,7 +37,7 @@ def stalled_at_work(scene: Scene, proxy: Proxy) -> Tree:
 
 @pytest.mark.skipif(not CAN_LOSE_PACKETS, reason="packets can be lost on purpose on Linux only")
 def test_half_open_connections_are_found_out_by_both_ends(scene: Scene, proxy: Proxy) -> None:
-    tree = scene.workers(*QUEUES, "--no-dispatcher", "--no-housekeeping", port=proxy.port, database_timeout=3)
+    tree = scene.workers(*QUEUES, "--no-dispatcher", "--no-maintenance", port=proxy.port, database_timeout=3)
     scene.send(Transactional, "in hand", sleep_ms=2000)
     scene.send(Leased, "leased", sleep_ms=2000)
     wait_until(lambda: scene.starts("in hand") and scene.starts("leased"), "both are in hand")

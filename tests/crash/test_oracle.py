@@ -408,7 +408,7 @@ def test_the_savepoint_strike_holds_free_rows_and_lets_them_go(scene: Scene) -> 
 def test_the_backend_strike_kills_sessions_of_a_program_and_names_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     sessions = wait_until(lambda: scene.server.sessions(scene.name), "it has a session")
     # Which ones is noted: a worker that starts opens and closes more of them than were seen here.
     ended: list[Any] = []

@@ -58,7 +58,7 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
         "testapp.Leased",
         "testapp.Transactional",
         "--no-dispatcher",
-        "--no-housekeeping",
+        "--no-maintenance",
         environ={"CRASH_ATTEMPTS": "2"},
     )
     wait_until(
@@ -79,7 +79,7 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
 @on_both
 def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
     killer = AtMostOnce.send(_act("killer", die="SIGKILL"), headers={"trace": "t-4711"})
-    tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher", "--no-housekeeping")
+    tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher", "--no-maintenance")
 
     wait_until(lambda: "is gone" in tree.log_text(), "the loss is reported")
     report = next(line for line in tree.log_text().splitlines() if "is gone" in line)
@@ -172,7 +172,7 @@ def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(
 def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene: Scene) -> None:
     """Sooner than by their own end: here the lease would last for an hour more."""
     survivor = scene.workers("testapp.Transactional")  # keeps house, does not receive the queue
-    victim = scene.tree("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    victim = scene.tree("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     victim.start()
     scene.send(Leased, "orphaned", sleep_ms=120_000)
     wait_until(lambda: scene.starts("orphaned"), "the handler runs")

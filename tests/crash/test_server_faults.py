@@ -108,7 +108,7 @@ def test_a_failover_leaves_the_workers_on_a_read_only_server_until_it_ends(scene
 
 
 def test_without_a_connection_left_the_workers_wait_until_there_is_one(scene: Scene) -> None:
-    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-housekeeping")
+    tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-maintenance")
     wait_until(lambda: len(scene.backends()) > 2, "the workers are connected")
     hogs = [scene.server.connect()]
 
@@ -140,7 +140,7 @@ def test_rows_that_another_session_holds_in_a_savepoint_keep_nobody_from_the_oth
     send_some(scene, 6, "held")
     with holding(scene.server, scene.name) as holder:
         assert [holder.hold_all(queue._meta.db_table) for queue in QUEUES] == [3, 3]
-        tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-housekeeping")
+        tree = scene.workers("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-maintenance")
         for wave in range(3):
             send_some(scene, 20, f"wave {wave}")
             wait_until(lambda sent=20 * (wave + 1): scene.effects() == sent, "what is free is handled")
@@ -217,7 +217,7 @@ def test_on_a_full_disk_the_workers_slow_down_and_go_on_when_there_is_room(scene
         while fill(scene, size):
             pass
 
-    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     wait_until(lambda: "No space left on device" in tree.log_text(), "the workers have found out")
     scene.execute("DROP TABLE filler")
 

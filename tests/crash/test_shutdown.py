@@ -49,9 +49,9 @@ def worked(scene: Scene, tree: Tree) -> int:
 @on_both
 def test_a_rolling_restart_under_load_handles_every_leased_message_exactly_once(scene: Scene) -> None:
     with under_load(scene):
-        old = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+        old = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
         wait_until(lambda: worked(scene, old) > 50, "the old workers are at work")
-        new = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+        new = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
         wait_until(lambda: worked(scene, new) > 50, "the new workers are at work")
         assert old.stop() == 0
         so_far = worked(scene, new)
@@ -73,7 +73,7 @@ def test_a_stopping_worker_gives_back_what_it_has_not_started_uncounted(scene: S
     rest = [f"rest {number}" for number in range(300)]
     for key in rest:
         scene.send(Leased, key, sleep_ms=20)
-    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-housekeeping", "--concurrency=1")
+    tree = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance", "--concurrency=1")
     wait_until(lambda: scene.starts("slow"), "the slow handler runs", pause=0.01)
 
     assert tree.stop() == 0
@@ -90,7 +90,7 @@ def test_a_second_sigterm_does_not_wait_for_the_handlers(scene: Scene) -> None:
     scene.send(Leased, "leased", sleep_ms=60_000)
     scene.send(Transactional, "transactional", sleep_ms=60_000)
     tree = scene.workers(
-        "testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-housekeeping", shutdown_grace=50
+        "testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-maintenance", shutdown_grace=50
     )
     wait_until(lambda: scene.starts("leased") and scene.starts("transactional"), "both handlers run")
     child = tree.worker()

@@ -52,7 +52,7 @@ def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
 def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
     scene.send(Leased, "later", delay=timedelta(seconds=1))
     expire(3)
-    tree = scene.workers(Leased._meta.label, "--no-housekeeping", "--processes", "2", purge_interval=1)
+    tree = scene.workers(Leased._meta.label, "--no-maintenance", "--processes", "2", purge_interval=1)
 
     wait_until(lambda: scene.effects("later"), "the delayed message is handled")
     wait_until(lambda: roles() == [DISPATCHER], "its pulse is seen")
@@ -70,7 +70,7 @@ def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
 
 @on_both
 def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: Scene) -> None:
-    dispatches = scene.workers(Leased._meta.label, "--no-housekeeping", purge_interval=1)
+    dispatches = scene.workers(Leased._meta.label, "--no-maintenance", purge_interval=1)
     keeps_house = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
     stands_by = scene.tree(Leased._meta.label, purge_interval=1)
     # Who keeps house keeps the journal as well, elected for itself.
@@ -92,7 +92,7 @@ def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: 
 
 @on_both
 def test_a_tree_that_does_neither_has_workers_alone(scene: Scene) -> None:
-    tree = scene.workers(Leased._meta.label, "--no-dispatcher", "--no-housekeeping")
+    tree = scene.workers(Leased._meta.label, "--no-dispatcher", "--no-maintenance")
     scene.send(Leased, "now")
     wait_until(lambda: scene.effects("now"), "it receives")
     assert len(tree.children()) == 1

@@ -17,7 +17,7 @@ def test_messages_of_a_type_that_only_the_next_version_knows_are_left_for_it(sce
         for queue in (Leased, Transactional):
             queue.send(Unheard(f"new {number}"))
             queue.send(Act(f"old {number}"))
-    queues = ("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-housekeeping")
+    queues = ("testapp.Leased", "testapp.Transactional", "--no-dispatcher", "--no-maintenance")
     old = scene.workers(*queues)
     wait_until(lambda: scene.effects() == 40, "the old version handles what it knows")
     # It does not spin on the others, does not count attempts, and does not poison them.

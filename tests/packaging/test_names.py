@@ -59,7 +59,7 @@ def test_a_module_of_workers_never_says_its_packages_name(module: Path) -> None:
         "import workers",
         "import workers.processes.in_flight_slots as slots",
         "from workers import apps",
-        "from workers.processes.in_flight_slots import Slots",
+        "from workers.processes.in_flight_slots import InFlightSlots",
         "def late():\n    from workers.services import heartbeat",
         "import queueapp.workers.apps",
         "command = [sys.executable, '-m', 'workers.processes.child']",

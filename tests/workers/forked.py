@@ -15,13 +15,13 @@ import django
 
 def main(count: int, queues: list[str]) -> int:
     django.setup()
-    from workers.processes.child import ChildOptions, Stages, run_worker
+    from workers.processes.child import ChildOptions, ShutdownStages, run_worker
 
     children = []
     for _ in range(count):
         child = os.fork()
         if child == 0:
-            stages = Stages()
+            stages = ShutdownStages()
             signal.signal(signal.SIGTERM, stages.advance)
             code = run_worker(ChildOptions("worker", queues, str(uuid.uuid4()), concurrency=2), stages)
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the command line says of a subscription: ``--backlog`` and ``--filter``, by queue; and ``--consumer``."""
+"""The options of a subscription on the command line: ``--backlog`` and ``--filter``, by queue, and ``--consumer``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from queueapp.models.delivery.flow import MOST_OUTSTANDING
 
 
 def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]:
-    """By label; one for a queue wins over one for all. Raises CommandError."""
+    """Limits by the label of a queue; a limit for a queue takes precedence over one for all. Raises CommandError."""
     for_all: dict[str, int] = {}
-    for_one: dict[str, int] = {}
+    for_queue: dict[str, int] = {}
     for text in given:
         name, _, number = text.rpartition("=")
-        # Longer ones are none that is accepted, and int() refuses the longest.
+        # Longer numbers exceed the limit, and int() refuses the longest.
         count = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
         if not 0 <= count <= MOST_OUTSTANDING:
             raise CommandError(
@@ -29,14 +29,14 @@ def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]
                 f"{MOST_OUTSTANDING}."
             )
         if name:
-            for_one[_label("--backlog", name, queues)] = count
+            for_queue[_label("--backlog", name, queues)] = count
         else:
             for_all = {queue._meta.label: count for queue in queues}
-    return for_all | for_one
+    return for_all | for_queue
 
 
 def read_filters(given: Sequence[str], queues: Sequence[Any]) -> dict[str, str]:
-    """By label. Raises CommandError, which shows where in the expression something is wrong."""
+    """Expressions by the label of a queue. Raises CommandError, which shows the position of an error in the expression."""
     filters: dict[str, str] = {}
     for text in given:
         name, _, expression = text.partition("=")
@@ -54,19 +54,19 @@ def read_filters(given: Sequence[str], queues: Sequence[Any]) -> dict[str, str]:
 
 
 def read_consumers(given: Sequence[str], queues: Sequence[Any]) -> list[str]:
-    """The names of the consumers that the workers are for. Raises CommandError for one that no queue has which is received."""
+    """The names of the consumers to run. Raises CommandError for a name that no received queue has."""
     for name in given:
         if not any(has_one_of(queue, [name]) for queue in queues or registered.queues()):
-            known = sorted(one.name for queue in queues or registered.queues() for one in registered.of(queue))
+            known = sorted(entry.name for queue in queues or registered.queues() for entry in registered.of(queue))
             raise CommandError(
-                f"--consumer {in_one_line(name, 200)!r} is not accepted: these queues have {', '.join(known) or 'none'}."
+                f"--consumer {in_one_line(name, 200)!r} is not accepted: the consumers of these queues are {', '.join(known) or 'none'}."
             )
     return list(dict.fromkeys(given))
 
 
 def has_one_of(queue: Any, names: Sequence[str]) -> bool:
     """Whether a queue has one of these consumers."""
-    return any(one.name in names for one in registered.of(queue))
+    return any(consumer.name in names for consumer in registered.of(queue))
 
 
 def _label(option: str, name: str, queues: Sequence[Any]) -> str:

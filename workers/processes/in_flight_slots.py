@@ -89,9 +89,11 @@ class InFlightSlots:
                 found[owner] = self._words[index * _WORDS + _QUEUE]
         return [(queue, owner) for owner, queue in found.items()]
 
-    def has_unstored(self) -> bool:
-        """Whether the child may have messages that are in no table."""
-        return any(self._words[index * _WORDS + _UNSTORED] for index in range(self.count))
+    def is_busy(self) -> bool:
+        """Whether the child handles a message, or may have claimed messages that are in no table."""
+        return any(
+            self._words[index * _WORDS] or self._words[index * _WORDS + _UNSTORED] for index in range(self.count)
+        )
 
     def clear(self) -> None:
         """Reset all slots for a new child."""

@@ -20,19 +20,19 @@ from queueapp.operations import statistics
 from queueapp.operations.health import Bounds, Health, health
 from queueapp.services.connection_timeouts import deadline_per_statement
 
-from .background_query import Asked
+from .background_query import CachedQuery
 from .http import Page, Reply, Request
 
 if TYPE_CHECKING:
     import subprocess
     import uuid
 
-    from .measured import Measured
+    from .metrics import MetricsCollector
 
 #: Seconds without a sign of life before a process counts as stuck, and seconds that it may take to start.
 SILENT, STARTING = 30.0, 120.0
 #: Pairs of bounds whose results are cached.
-MOST_BOUNDS = 16
+MAX_BOUNDS = 16
 
 
 class Process(Protocol):
@@ -65,11 +65,10 @@ class Tree(Protocol):
 class Probes:
     """The pages of one supervisor."""
 
-    def __init__(self, supervisor: Tree, measured: Measured | None) -> None:
+    def __init__(self, supervisor: Tree, metrics: MetricsCollector | None) -> None:
         self._supervisor = supervisor
-        self._measured = measured
-        self._health: dict[Bounds, Asked[Health]] = {}
-        self._metrics: Any = self._registry(measured) if measured is not None else None
+        self._health: dict[Bounds, CachedQuery[Health]] = {}
+        self._metrics: Any = self._registry(metrics) if metrics is not None else None
 
     @property
     def pages(self) -> Mapping[str, Page]:
@@ -84,10 +83,13 @@ class Probes:
         silent = monotonic() - self._supervisor.turned_at
         if silent > SILENT:
             problems.append(f"the supervisor is silent for {silent:.0f} s")
-        for one in processes:
+        for process in processes:
             # A dead process is replaced; one that runs without a sign of life is stuck.
-            if one["alive"] and (one["silent"] if one["silent"] is not None else one["age"] - STARTING) > SILENT:
-                problems.append(f"{one['name']} ({one['process']}) is silent")
+            if (
+                process["alive"]
+                and (process["silent"] if process["silent"] is not None else process["age"] - STARTING) > SILENT
+            ):
+                problems.append(f"{process['name']} ({process['process']}) is silent")
         return _report(problems, {"processes": processes})
 
     def _processes(self) -> list[dict[str, Any]]:
@@ -117,22 +119,24 @@ class Probes:
                 b"Parameters: max-age (seconds) and max-waiting (messages), each from 0 to 1000000000.\n",
             )
         processes = self._processes()
-        problems = [f"{one['name']} is not running" for one in processes if not one["alive"]]
-        problems += [f"{one['name']} is starting" for one in processes if one["alive"] and one["silent"] is None]
+        problems = [f"{process['name']} is not running" for process in processes if not process["alive"]]
+        problems += [
+            f"{process['name']} is starting" for process in processes if process["alive"] and process["silent"] is None
+        ]
         if self._supervisor.stopping:
             problems.append("the tree is stopping")
-        found = self._asked(bounds)()
+        found = self._health_query(bounds)()
         problems += ["the database does not answer"] if found is None else found.problems
         return _report(problems, {"processes": processes} | (found.as_dict() if found is not None else {}))
 
-    def _asked(self, bounds: Bounds) -> Asked[Health]:
+    def _health_query(self, bounds: Bounds) -> CachedQuery[Health]:
         if bounds not in self._health:
-            if len(self._health) >= MOST_BOUNDS:
+            if len(self._health) >= MAX_BOUNDS:
                 self._health.clear()
-            self._health[bounds] = Asked(lambda: self._look(bounds))
+            self._health[bounds] = CachedQuery(lambda: self._read_health(bounds))
         return self._health[bounds]
 
-    def _look(self, bounds: Bounds) -> Health:
+    def _read_health(self, bounds: Bounds) -> Health:
         queues = self._supervisor.queues
         with ExitStack() as stack:
             for alias in {router.db_for_read(queue) or "default" for queue in queues}:
@@ -155,14 +159,14 @@ class Probes:
         encode, content_type = choose_encoder(request.headers.get("Accept") or "")
         return Reply(200, encode(self._metrics), content_type)
 
-    def _registry(self, measured: Measured) -> Any:
+    def _registry(self, metrics: MetricsCollector) -> Any:
         from prometheus_client import CollectorRegistry
 
         from queueapp.metrics.collector import StatsCollector
 
-        stats = Asked(self._stats)
+        stats = CachedQuery(self._stats)
         registry = CollectorRegistry()
-        registry.register(measured)
+        registry.register(metrics)
         registry.register(StatsCollector(lambda: stats() or ()))
         return registry
 

@@ -1,9 +1,8 @@
-"""The process tree: one supervisor, N worker processes, one process that dispatches delayed messages and keeps house.
+"""The process tree: one supervisor, N worker processes, and one process that runs the dispatcher and maintenance.
 
-The supervisor starts children, restarts the ones that die (with back-off), and stops them in stages. It knows from
-shared memory what a dead child was handling: that crash is counted against those messages, and the rest of the child's
-leases is given back uncounted (``crashes``). Children end by themselves when the supervisor dies: a pipe of which it
-holds the other end closes.
+The supervisor starts children, restarts the ones that die (with back-off), and stops them in stages. It knows from shared memory which
+messages a dead child was handling: the crash is counted against those, and the child's other leases are released uncounted
+(``crash_recovery``). Children stop by themselves when the supervisor dies: the pipe of which it holds the other end closes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -27,40 +27,37 @@ from queueapp.models import DISPATCHER, MAINTENANCE, NO_QUEUES
 from queueapp.services.connection_timeouts import ConnectionWatchdog, prepare_connections
 from queueapp.services.service import Service
 
-from . import crash_recovery
-from .accounting import Accounting
 from .child import ChildOptions
-from .child_databases import names_of_databases
+from .child_databases import database_names
+from .crash_recovery import CrashRecorder, CrashReport, exit_text
 from .http import Endpoint
-from .in_flight_slots import Slots, slots_of
-from .liveness import Signs
+from .in_flight_slots import InFlightSlots, receivers_and_slots
+from .liveness import LivenessBoard
 from .probes import Probes
 from .shared_low_water_marks import SharedLowWaterMarks
 from .signals import Signals
-from .until_empty import is_empty, remaining
+from .until_empty import NOTHING, DrainCheck, Remaining
 
 log = logging.getLogger("queueapp.workers")
 
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
-#: Exit codes of a tree that worked until empty: what is left is for nobody here; the database does not let its user.
-NOT_FOR_US, REFUSED = 3, 4
-#: Seconds between two looks at what is left, and how many in a row have to find nothing for anybody here.
-LOOK_INTERVAL, HOPELESS_LOOKS = 1.0, 3
-#: Seconds before what is waited for is said, between two lines that differ, and until the same is said again.
-SAY_FIRST, SAY_INTERVAL, SAY_AGAIN = 2.0, 10.0, 120.0
+#: Exit codes of a tree that worked until empty: no consumer here takes what is left; the database user lacks privileges.
+UNROUTABLE, REFUSED = 3, 4
+#: Seconds beyond ``SHUTDOWN_GRACE`` after which a child that has not stopped is killed.
+KILL_AFTER = 10.0
 
 
-def _measured() -> Any:
-    """What the tree counts; None without the library that it is counted with."""
+def _metrics_collector() -> Any:
+    """The metrics of the tree; None where the library is not installed."""
     try:
-        from .measured import Measured
+        from .metrics import MetricsCollector
     except ImportError as error:
         if not (error.name or "").startswith("prometheus_client"):
             raise
         return None
-    return Measured()
+    return MetricsCollector()
 
 
 class Child:
@@ -69,29 +66,26 @@ class Child:
     def __init__(self, name: str, options: ChildOptions) -> None:
         self.name = name
         self.options = options
-        self.slots = Slots(options.slots) if options.slots else None
+        self.slots = InFlightSlots(options.slots) if options.slots else None
         self.process: subprocess.Popen[bytes] | None = None
-        #: What it has beside the environment of its supervisor.
+        #: Environment variables in addition to those of the supervisor.
         self.environment: dict[str, str] = {}
         self.started_at = 0.0
-        #: It died, which was counted, and is started again then; 0: neither.
+        #: It has died and is restarted then, once the crash is recorded; 0: it runs.
         self.restart_at = 0.0
-        #: That death, until it is started again.
-        self.crash: crash_recovery.Crash | None = None
+        #: The report of that death, until it is restarted.
+        self.crash: CrashReport | None = None
         self._backoff = FIRST_BACKOFF
 
-    def start(self, life_fd: int) -> None:
-        """Start the process with its slots and the reading end of the life pipe."""
-        self.options.life_fd = life_fd
-        passed = [life_fd]
+    def start(self, parent_fd: int) -> None:
+        """Start the process with its slots and the reading end of the parent pipe."""
+        self.options.parent_fd = parent_fd
+        passed = [parent_fd]
         if self.slots is not None:
             self.slots.clear()
             self.options.slots_fd = self.slots.fd
             passed.append(self.slots.fd)
-        if self.options.floors_fd >= 0:
-            passed.append(self.options.floors_fd)
-        if self.options.signs_fd >= 0:
-            passed.append(self.options.signs_fd)
+        passed += [fd for fd in (self.options.marks_fd, self.options.liveness_fd) if fd >= 0]
         environment = (
             os.environ
             | self.environment
@@ -113,19 +107,19 @@ class Child:
         self.started_at = monotonic()
 
     def died(self) -> float:
-        """It ended though nobody asked: returns how many seconds to wait before it is started again."""
+        """It ended without having been asked to: returns how many seconds to wait before the restart."""
         lived = monotonic() - self.started_at
         self._backoff = FIRST_BACKOFF if lived > SHORT_LIFE else min(self._backoff * 2, LONGEST_BACKOFF)
         return self._backoff
 
     def failed_to_start(self) -> float:
-        """It could not be started again: returns how many seconds to wait before the next try."""
+        """It could not be restarted: returns how many seconds to wait before the next try."""
         self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
         return self._backoff
 
-    def is_counted(self) -> bool:
-        """Whether its death was tried to be counted, or that takes too long to wait for. Before that it is not started again: a
-        message that kills would run more often than its attempts say (``crashes``)."""
+    def may_restart(self) -> bool:
+        """Whether its crash is recorded, or cannot be for now. Before that it is not restarted: a message that ends its process would
+        run more often than its attempts allow (``crash_recovery``)."""
         return self.crash is None or self.crash.is_tried
 
     def signal(self, number: int) -> None:
@@ -149,137 +143,137 @@ class Supervisor:
         processes: int = 1,
         concurrency: int | None = None,
         dispatcher: bool = True,
-        housekeeping: bool = True,
+        maintenance: bool = True,
         until_empty: bool = False,
         backlogs: Mapping[str, int] | None = None,
         filters: Mapping[str, str] | None = None,
-        lane: Sequence[str] = (),
+        only_consumers: Sequence[str] = (),
         endpoint: Endpoint | None = None,
     ) -> None:
-        """``backlogs`` and ``filters``: what each worker process subscribes to a queue with, by label; ``lane``: the
-        consumers that they are for. ``endpoint``: answers probes and collectors; closed at the end."""
+        """``backlogs`` and ``filters``: limits and filters of the subscriptions of each worker process, by the label of a queue.
+        ``only_consumers``: the consumers that they run; none: all. ``endpoint``: serves probes and metrics; closed at the end."""
         self.id = uuid.uuid4()
         self.queues = list(queues)
-        self._until_empty = until_empty
-        self._purges = housekeeping
+        #: Decides when a tree that runs until empty has finished.
+        self._drain = (
+            DrainCheck(self.queues, runs_maintenance=maintenance and settings.PURGE_INTERVAL is not None)
+            if until_empty
+            else None
+        )
         self._signals = Signals()
         self._failed = False
-        #: Working until empty: what was left when it ended, in words.
-        self.left = ""
-        #: That is what the database user lacks.
-        self.refused = False
-        self._empty_looks = self._hopeless_looks = 0
-        self._look_at, self._say_at, self._said = 0.0, monotonic() + SAY_FIRST, ""
         labels = [queue._meta.label for queue in self.queues]
-        self._floors = SharedLowWaterMarks(len(labels))
-        slots = sum(slots_of(queue, concurrency)[1] for queue in self.queues)
+        self._marks = SharedLowWaterMarks(len(labels))
+        slots = sum(receivers_and_slots(queue, concurrency)[1] for queue in self.queues)
         self.children = [
             Child(
                 f"worker {n + 1}",
-                ChildOptions("worker", labels, str(self.id), concurrency, slots, floors_fd=self._floors.fd),
+                ChildOptions("worker", labels, str(self.id), concurrency, slots, marks_fd=self._marks.fd),
             )
             for n in range(processes if labels else 0)
         ]
-        if dispatcher or housekeeping:
-            role = "dispatcher" if dispatcher else "housekeeper"
+        if dispatcher or maintenance:
+            role = "dispatcher" if dispatcher else "maintenance"
             aliases = {router.db_for_write(queue) for queue in self.queues}
             if dispatcher:
                 aliases |= {alias for queue in self.queues for alias in delayed.stores_of(queue)}
             options = ChildOptions(
                 role, labels, str(self.id), holder=str(self.id), aliases=sorted(aliases or {"default"})
             )
-            options.keeps_house = housekeeping
+            options.runs_maintenance = maintenance
             self.children.append(Child(role, options))
-        here = {DISPATCHER: dispatcher, MAINTENANCE: housekeeping}
-        # One of them says it for all.
+        here = {DISPATCHER: dispatcher, MAINTENANCE: maintenance}
+        # One child reports it for all.
         for child in self.children[:1]:
             child.options.lacking = [name for name in NO_QUEUES if not here[name]]
         for child in self.children:
             child.options.backlogs, child.options.filters = dict(backlogs or {}), dict(filters or {})
-            child.options.lane = list(lane)
-            child.options.databases = names_of_databases()
+            child.options.only_consumers = list(only_consumers)
+            child.options.databases = database_names()
         self._endpoint = endpoint
-        self._signs = Signs(len(self.children)) if endpoint is not None else None
-        self._measured = _measured() if endpoint is not None else None
-        #: When its loop turned last.
+        self._liveness = LivenessBoard(len(self.children)) if endpoint is not None else None
+        self._metrics = _metrics_collector() if endpoint is not None else None
+        #: The last turn of its loop.
         self.turned_at = monotonic()
-        if self._signs is not None:
+        if self._liveness is not None:
             for number, child in enumerate(self.children):
-                child.options.signs_fd, child.options.sign = self._signs.fd, number
-                child.options.measured = self._measured is not None
-                child.environment = self._measured.environment if self._measured is not None else {}
-        self._accounting = Accounting(self._floors.came_back)
+                child.options.liveness_fd, child.options.liveness_entry = self._liveness.fd, number
+                child.options.has_metrics = self._metrics is not None
+                child.environment = self._metrics.environment if self._metrics is not None else {}
+        self._crash_recorder = CrashRecorder(self._marks.messages_returned)
 
     def stop(self, *_: Any) -> None:
         """Stop the tree; called again: do not wait for handlers. Safe in a signal handler and from any thread."""
-        self._signals.note()
+        self._signals.stop()
 
     def run(self, on_started: Callable[[Supervisor], None] | None = None) -> int:
-        """Start everything, watch over it, stop it."""
-        life_read, life_write = os.pipe()
-        as_before = prepare_connections()
+        """Start the children, watch them, stop them."""
+        parent_read, parent_write = os.pipe()
+        restore_connections = prepare_connections()
         watchdog = ConnectionWatchdog()
         watchdog.start(self._fail)
-        self._accounting.start(self._fail)
+        self._crash_recorder.start(self._fail)
         try:
             if self._endpoint is not None:
                 self._endpoint.start(self.probes.pages)
-                log.info("Probes and metrics: %s", self._endpoint.address)
             with self._signals.installed(children=True):
                 try:
-                    return self._run(life_read, on_started)
+                    return self._run(parent_read, on_started)
                 except BaseException:
-                    log.critical("The supervisor has failed; its processes are stopped in order.")
+                    log.critical("The supervisor has failed; it stops its processes in order.")
                     self._stop_children()
                     raise
         finally:
             for child in self.children:
                 if child.alive:
                     child.signal(signal.SIGKILL)
-            os.close(life_write)
-            os.close(life_read)
+            os.close(parent_write)
+            os.close(parent_read)
             watchdog.stop()
-            self._accounting.stop(0.0)
+            self._crash_recorder.stop(0.0)
             self.close()
             connections.close_all()
-            as_before()
+            restore_connections()
 
     @property
     def probes(self) -> Probes:
-        """What its HTTP server answers."""
-        return Probes(self, self._measured)
+        """The pages of its HTTP server."""
+        return Probes(self, self._metrics)
 
     def close(self) -> None:
-        """Listen no longer, and remove what was measured."""
+        """Stop the HTTP server, and remove the files of the metrics."""
         if self._endpoint is not None:
             self._endpoint.close()
-        if self._measured is not None:
-            self._measured.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _run(self, life_read: int, on_started: Callable[[Supervisor], None] | None) -> int:
+    def _run(self, parent_read: int, on_started: Callable[[Supervisor], None] | None) -> int:
         for child in self.children:
-            child.start(life_read)
+            child.start(parent_read)
         if on_started is not None:
             on_started(self)
         while True:
-            self._signals.wait(0.1 if self._until_empty else 0.2)
+            self._signals.wait(0.2 if self._drain is None else 0.1)
             self.turned_at = monotonic()
-            if self._signals.asked:
+            if self._signals.stop_count:
+                self._log_stop()
                 break
-            self._watch(life_read)
-            if self._until_empty and self._is_done():
+            self._watch(parent_read)
+            if self._drain is not None and self._drain.is_done(self._is_busy):
                 break
         code = self._stop_children()
-        return code or (REFUSED if self.refused else NOT_FOR_US if self.left else 0)
+        if code or not self.remaining.words:
+            return code
+        return REFUSED if self.remaining.refused else UNROUTABLE
 
     def _fail(self, service: Service) -> None:
-        log.critical("The tree stops without %s.", service.name)
+        log.critical("The worker stops because %s ended.", service.name)
         self._failed = True
         self.stop()
 
-    def _watch(self, life_read: int) -> None:
+    def _watch(self, parent_read: int) -> None:
         for child in self.children:
             if child.alive:
                 continue
@@ -287,17 +281,17 @@ class Supervisor:
                 assert child.process is not None
                 wait = child.died()
                 log.error("%s (%d) %s; restarting in %.1f s.", child.name, child.process.pid,
-                          crash_recovery.exit_text(child.process.returncode), wait)  # fmt: skip
+                          exit_text(child.process.returncode), wait)  # fmt: skip
                 self._forget(child)
-                self._account(child)
+                self._record_crash(child)
                 child.restart_at = monotonic() + wait
-            if monotonic() >= child.restart_at and child.is_counted():
-                self._restart(child, life_read)
+            if monotonic() >= child.restart_at and child.may_restart():
+                self._restart(child, parent_read)
 
-    def _restart(self, child: Child, life_read: int) -> None:
+    def _restart(self, child: Child, parent_read: int) -> None:
         try:
-            child.start(life_read)
-        except OSError as error:  # no more processes or no more memory: that is no end of those that run
+            child.start(parent_read)
+        except OSError as error:  # no process id or no memory: the other children go on
             wait = child.failed_to_start()
             log.error("%s cannot be started: %s; trying again in %.1f s.", child.name, error, wait)
             child.restart_at = monotonic() + wait
@@ -307,87 +301,85 @@ class Supervisor:
     @property
     def stopping(self) -> bool:
         """Whether it was asked to stop."""
-        return bool(self._signals.asked)
+        return bool(self._signals.stop_count)
 
     def silence_of(self, child: Child) -> float | None:
         """Seconds since a child's last sign of life; None: it has given none yet."""
-        age = self._signs.age(child.options.sign) if self._signs is not None else None
+        age = self._liveness.age(child.options.liveness_entry) if self._liveness is not None else None
         return None if age is None else round(age, 1)
 
     def _forget(self, child: Child) -> None:
-        """What the HTTP server knows of a child that is gone."""
-        if self._signs is not None:
-            self._signs.forget(child.options.sign)
-        if self._measured is not None:
+        """Reset what the HTTP server knows of a child that is gone."""
+        if self._liveness is not None:
+            self._liveness.reset(child.options.liveness_entry)
+        if self._metrics is not None:
             assert child.process is not None
-            self._measured.restarts += 1
-            self._measured.died(child.process.pid)
+            self._metrics.restarts += 1
+            self._metrics.died(child.process.pid)
 
-    def _account(self, child: Child) -> None:
-        """Count the crash against what the child was handling. What fails is tried again after a while."""
+    def _record_crash(self, child: Child) -> None:
+        """Count the crash against the messages that the child was handling."""
         if child.slots is None:
             return
         assert child.process is not None
-        child.crash = crash_recovery.Crash.of(child.slots, self.queues, child.process.returncode)
-        self._accounting.add(child.crash)
+        child.crash = CrashReport.of(child.slots, self.queues, exit_text(child.process.returncode))
+        self._crash_recorder.add(child.crash)
 
-    def _is_done(self) -> bool:
-        """Whether the queues are empty, or what is left is not for anybody here. Says from time to time what it waits for."""
-        empty = is_empty(self.queues)
-        # Asked after that: what was in no table then was claimed before, and is handled by now or seen here.
-        at_work = any(child.alive and child.slots is not None and child.slots.only_here() for child in self.children)
-        if empty and not at_work:
-            self._empty_looks += 1
-            # Twice in a row: a message on its way from the delayed store to its queue is in neither for a moment
-            # only between two statements of ours, not of the database; the second look sees it.
-            return self._empty_looks >= 2
-        self._empty_looks = 0
-        now = monotonic()
-        if now < self._look_at:
-            return False
-        self._look_at = now + LOOK_INTERVAL
-        left = remaining(self.queues, purges=self._purges and settings.PURGE_INTERVAL is not None)
-        # Some looks in a row: what somebody has taken may come back, and what a handler sends may be on its way.
-        self._hopeless_looks = self._hopeless_looks + 1 if left.hopeless and not at_work else 0
-        if self._hopeless_looks >= HOPELESS_LOOKS:
-            self.left, self.refused = left.words, left.refused
-            return True
-        words = left.words or "what handlers were given for once"
-        if now >= self._say_at and (words != self._said or now >= self._say_at + SAY_AGAIN):
-            self._say_at, self._said = now + SAY_INTERVAL, words
-            log.info("Waiting until this is gone: %s.", words)
-        return False
+    @property
+    def remaining(self) -> Remaining:
+        """What was left when a tree that runs until empty ended, because nothing of it can be handled here."""
+        return NOTHING if self._drain is None else self._drain.remaining
+
+    def _is_busy(self) -> bool:
+        """Whether a handler runs, or messages were claimed that are in no table."""
+        return any(child.alive and child.slots is not None and child.slots.is_busy() for child in self.children)
+
+    def _log_stop(self) -> None:
+        """Say what the stop waits for, and how long."""
+        running: Counter[str] = Counter()
+        for child in self.children:
+            if child.alive and child.slots is not None:
+                running.update(self.queues[message.queue]._meta.label for message in child.slots.in_flight())
+        count = running.total()
+        where = ", ".join(f"{label}: {number}" for label, number in sorted(running.items()))
+        what = (
+            f"waiting up to {settings.SHUTDOWN_GRACE.total_seconds():g} s (SHUTDOWN_GRACE) for {count} running "
+            f"handler{'s' if count != 1 else ''} ({where}); a second signal interrupts {'them' if count != 1 else 'it'}"
+            if count
+            else "no handler is running"
+        )
+        log.info("Stopping: %s.", what, extra={"running": dict(running)})
 
     def _stop_children(self) -> int:
-        grace = settings.SHUTDOWN_GRACE.total_seconds() + 10.0
+        grace = settings.SHUTDOWN_GRACE.total_seconds() + KILL_AFTER
         for child in self.children:
             child.signal(signal.SIGTERM)
         deadline = monotonic() + grace
-        asked = 1
+        signalled = 1
         while any(child.alive for child in self.children) and monotonic() < deadline:
             self._signals.wait(0.05)
             self.turned_at = monotonic()
-            if self._signals.asked > asked:
-                asked = self._signals.asked
+            if self._signals.stop_count > signalled:
+                signalled = self._signals.stop_count
                 for child in self.children:
                     child.signal(signal.SIGTERM)  # once more: do not wait for handlers
         code = 1 if self._failed else 0
         for child in self.children:
             if child.restart_at:
-                continue  # counted when it died: once more, and its message would lose two attempts by one death
+                continue  # recorded when it died; twice, and its message would lose two attempts by one death
             if child.alive:
                 log.error("%s did not stop in %.0f s and is killed.", child.name, grace)
                 child.signal(signal.SIGKILL)
                 assert child.process is not None
                 child.process.wait()
-            # -SIGTERM: it was asked to stop before it had its handlers, so before it had claimed anything.
+            # -SIGTERM: it was stopped before it had signal handlers, so before it had claimed anything.
             if child.process is not None and child.process.returncode not in (0, -signal.SIGTERM):
-                log.error(
-                    "%s (%d) %s.", child.name, child.process.pid, crash_recovery.exit_text(child.process.returncode)
-                )
-                self._account(child)
+                log.error("%s (%d) %s.", child.name, child.process.pid, exit_text(child.process.returncode))
+                self._record_crash(child)
                 code = 1
-        for crash in self._accounting.end():
-            log.error("Not counted, because the database or a row was not to be had: %s.", crash.in_words())
+        for report in self._crash_recorder.end():
+            log.error(
+                "A crash could not be recorded, because the database is away or a row is locked: %s.", report.in_words()
+            )
             code = 1
         return code

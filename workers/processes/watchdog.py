@@ -1,9 +1,9 @@
-"""The watchdog: one thread per process that holds handlers to their time limits, and waits for nobody.
+"""The watchdog: one thread per process that holds handlers to their time limits.
 
-It raises ``TimeLimitExceeded`` in the thread of a handler that is over its limit, or of a hook after a commit, a policy, the
-receivers of a signal. It looks ten times a second while something runs, and never sits in the path of a message: a task
-writes two attributes per message and takes no lock. It uses no database: what may have to wait for one, the renewal of
-leases, is done elsewhere (``services.lease_renewer``).
+It raises ``TimeLimitExceeded`` in the thread of a handler that exceeds its limit, or of a callback: a hook after a commit, a policy, a
+signal receiver. It checks ten times a second while something runs, and is never on the path of a message: a receiver writes two
+attributes per message and takes no lock. It uses no database: the renewal of leases, which may have to wait for one, is another service
+(``services.lease_renewer``).
 """
 
 from __future__ import annotations
@@ -23,135 +23,143 @@ from ..receiving.receivers import ActiveCallback, ActiveHandler, Receiver
 
 log = logging.getLogger("queueapp.workers")
 
+#: Seconds between two checks while something runs, and while nothing does.
 _BUSY, _IDLE = 0.1, 0.25
 
 
 class Watchdog(Service):
-    """Watches the tasks of all pumps of this process; to be stopped after them."""
+    """Watches the receivers of all pumps of this process; to be stopped after them."""
 
-    def __init__(self, pumps: Sequence[QueuePump], on_wedged: Callable[[], None] | None = None) -> None:
+    def __init__(self, pumps: Sequence[QueuePump], on_stuck: Callable[[], None] | None = None) -> None:
+        """``on_stuck``: called once, when a handler ignores its time limit for longer than ``STUCK_HANDLER_AFTER``."""
         super().__init__("watchdog")
         self._pumps = pumps
-        self._on_wedged = on_wedged
-        #: What runs for long without a limit, and was told.
-        self._told: WeakKeyDictionary[Receiver, ActiveCallback] = WeakKeyDictionary()
+        self._on_stuck = on_stuck
+        #: Callbacks without a limit that have run for long, and were reported.
+        self._reported: WeakKeyDictionary[Receiver, ActiveCallback] = WeakKeyDictionary()
 
     def serve(self) -> None:
         while not self.stopping:
-            self.pause(_BUSY if self._look() else _IDLE)
+            self.pause(_BUSY if self._check() else _IDLE)
 
-    def _look(self) -> bool:
-        """Interrupt whatever is over its limit; whether anything runs."""
+    def _check(self) -> bool:
+        """Interrupt what exceeds its limit; returns whether anything runs."""
         busy = False
         late: list[tuple[Receiver, ActiveHandler | ActiveCallback]] = []
-        wedged: list[tuple[Receiver, ActiveHandler | ActiveCallback]] = []
+        stuck: list[tuple[Receiver, ActiveHandler | ActiveCallback]] = []
         slow: list[tuple[Receiver, ActiveCallback]] = []
         for pump in self._pumps:
-            for task in pump.receivers:
-                running = task.active_handler or task.active_callback
+            for receiver in pump.receivers:
+                running = receiver.active_handler or receiver.active_callback
                 if running is None:
                     continue
                 busy = True
-                if isinstance(running, ActiveCallback) and self._is_news(task, running):
-                    slow.append((task, running))
-                if running.deadline is None or (over := monotonic() - running.deadline) <= 0:
+                if isinstance(running, ActiveCallback) and self._is_unreported(receiver, running):
+                    slow.append((receiver, running))
+                if running.deadline is None or monotonic() <= running.deadline:
                     continue
-                if interrupt(task, running):
-                    late.append((task, running))
-                if over > settings.STUCK_HANDLER_AFTER.total_seconds() and self._on_wedged is not None:
-                    wedged.append((task, running))
-                    on_wedged, self._on_wedged = self._on_wedged, None
-                    on_wedged()
-        # Only now: whoever takes the log may be slow, and no handler's limit is to wait for that.
-        for task, running in late:
-            _tell_late(task, running)
-        for task, running in wedged:
+                if interrupt(receiver, running):
+                    late.append((receiver, running))
+                if is_stuck(running) and self._on_stuck is not None:
+                    stuck.append((receiver, running))
+                    on_stuck, self._on_stuck = self._on_stuck, None
+                    on_stuck()
+        # Last: a log handler may be slow, and no time limit is to wait for it.
+        for receiver, running in late:
+            _log_late(receiver, running)
+        for receiver, running in stuck:
             what = running.what if isinstance(running, ActiveCallback) else running.consumer.registration.name
+            label = receiver.queue._meta.label
             log.critical(
-                "%s: %s ignores its time limit with message %d; this process is drained and replaced.",
-                task.queue._meta.label, what, running.seq,
+                "%s: %s ignores its time limit with message %d; the supervisor replaces this process.",
+                label, what, running.seq, extra={"queue": label, "seq": running.seq},
             )  # fmt: skip
-        for task, aside in slow:
+        for receiver, callback in slow:
+            label = receiver.queue._meta.label
             log.warning(
-                "%s: %s, for message %d, runs for %.1f s by now, and its consumer has no time limit.",
-                task.queue._meta.label, aside.what, aside.seq, monotonic() - aside.started,
+                "%s: %s, for message %d, has been running for %.1f s, and its consumer has no time limit.",
+                label, callback.what, callback.seq, monotonic() - callback.started,
+                extra={"queue": label, "seq": callback.seq},
             )  # fmt: skip
         return busy
 
-    def _is_news(self, task: Receiver, aside: ActiveCallback) -> bool:
-        """Whether it has no limit, and runs for so long that somebody is to be told, once."""
-        if aside.deadline is not None or self._told.get(task) is aside:
+    def _is_unreported(self, receiver: Receiver, callback: ActiveCallback) -> bool:
+        """Whether a callback without a limit has run for so long that the log is to say so, once."""
+        if callback.deadline is not None or self._reported.get(receiver) is callback:
             return False
-        if monotonic() - aside.started < settings.STUCK_HANDLER_AFTER.total_seconds():
+        if monotonic() - callback.started < settings.STUCK_HANDLER_AFTER.total_seconds():
             return False
-        self._told[task] = aside
+        self._reported[receiver] = callback
         return True
 
 
-def _tell_late(task: Receiver, running: ActiveHandler | ActiveCallback) -> None:
-    label = task.queue._meta.label
-    if isinstance(running, ActiveCallback):
-        log.warning(
-            "%s: %s, for message %d, is over its time limit after %.1f s and is interrupted.",
-            label, running.what, running.seq, monotonic() - running.started,
-        )  # fmt: skip
-    else:
-        log.warning(
-            "%s: message %d is over the time limit of %s.", label, running.seq, running.consumer.registration.name
-        )
+def is_stuck(running: ActiveHandler | ActiveCallback) -> bool:
+    """Whether it ignores its time limit for longer than ``STUCK_HANDLER_AFTER``."""
+    limit = settings.STUCK_HANDLER_AFTER.total_seconds()
+    return running.deadline is not None and monotonic() - running.deadline > limit
 
 
-def interrupt(task: Receiver, running: ActiveHandler | ActiveCallback) -> bool:
-    """Raise TimeLimitExceeded in the task's thread, unless what runs has ended meanwhile or was interrupted before; whether it
-    was done.
+def _log_late(receiver: Receiver, running: ActiveHandler | ActiveCallback) -> None:
+    label = receiver.queue._meta.label
+    what = running.what if isinstance(running, ActiveCallback) else running.consumer.registration.name
+    seconds = monotonic() - running.started
+    log.warning(
+        "%s: %s exceeds its time limit after %.1f s with message %d and is interrupted.", label, what, seconds, running.seq,
+        extra={"queue": label, "seq": running.seq},
+    )  # fmt: skip
 
-    Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) sees it when
-    that call returns. An async handler keeps its own time limit, on its event loop; what a sync one has returned to be
-    awaited is cancelled there: its thread runs the ORM's part of it, and must not be torn out of that.
+
+def interrupt(receiver: Receiver, running: ActiveHandler | ActiveCallback) -> bool:
+    """Raise TimeLimitExceeded in the receiver's thread, unless what runs has ended meanwhile or was interrupted before; returns
+    whether it did.
+
+    Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) gets it when that call
+    returns. An async handler keeps its own time limit, on its event loop. Of a sync handler that has returned an awaitable, the
+    awaitable is cancelled there: its thread runs the ORM's part of it and must not be interrupted in that.
     """
-    with task.interrupt_lock:
-        # Re-checked under the lock, which the task takes before it goes on to the next message once it is late: so the
-        # exception can never reach another message's handler.
-        now = task.active_callback if isinstance(running, ActiveCallback) else task.active_handler
-        if now is not running or task.interrupted_for_timeout is running:
+    with receiver.interrupt_lock:
+        # Checked again under the lock, which a late receiver takes before it goes on to the next message: so the exception never
+        # reaches another message's handler.
+        current = receiver.active_callback if isinstance(running, ActiveCallback) else receiver.active_handler
+        if current is not running or receiver.interrupted_for_timeout is running:
             return False
-        task.interrupted_for_timeout = running
+        receiver.interrupted_for_timeout = running
         if isinstance(running, ActiveCallback):
-            raise_in_thread(task, TimeLimitExceeded)
+            raise_in_thread(receiver, TimeLimitExceeded)
         elif not running.consumer.registration.is_async:
             if (cancel := running.context._cancel) is not None:
                 cancel_awaited(cancel, for_its_time_limit=True)
             else:
-                raise_in_thread(task, TimeLimitExceeded)
+                raise_in_thread(receiver, TimeLimitExceeded)
         return True
 
 
 def interrupt_all(pumps: Sequence[QueuePump]) -> int:
-    """Interrupt every handler that runs now (a hard stop); returns how many. Their messages are given back."""
+    """Interrupt every handler that runs now (a hard stop); returns how many. Their messages are released."""
     count = 0
     for pump in pumps:
-        for task in pump.receivers:
-            # Before the look at what runs: a handler that ends from here on looks out for the exception.
-            task.hard_stop = True
-            running = task.active_handler
-            with task.interrupt_lock:
+        for receiver in pump.receivers:
+            # Set before it is read what runs: a handler that ends from here on checks for the exception.
+            receiver.hard_stop = True
+            running = receiver.active_handler
+            with receiver.interrupt_lock:
                 if running is None:
-                    _cut_off_aside(task)
+                    _interrupt_callback(receiver)
                     continue
-                if task.active_handler is not running or task.interrupted_for_shutdown is running:
+                if receiver.active_handler is not running or receiver.interrupted_for_shutdown is running:
                     continue
-                task.interrupted_for_shutdown = running
+                receiver.interrupted_for_shutdown = running
                 count += 1
                 if (cancel := running.context._cancel) is not None:
                     cancel_awaited(cancel)
                 elif not running.consumer.registration.is_async:
-                    raise_in_thread(task, WorkerStopped)
+                    raise_in_thread(receiver, WorkerStopped)
     return count
 
 
-def _cut_off_aside(task: Receiver) -> None:
-    """A policy is left to decide: interrupted, the default one would, and otherwise."""
-    aside = task.active_callback
-    if aside is not None and aside.outcome_final and task.interrupted_for_shutdown is not aside:
-        task.interrupted_for_shutdown = aside
-        raise_in_thread(task, WorkerStopped)
+def _interrupt_callback(receiver: Receiver) -> None:
+    """A policy is not interrupted: the default one would then decide, and otherwise."""
+    callback = receiver.active_callback
+    if callback is not None and callback.outcome_final and receiver.interrupted_for_shutdown is not callback:
+        receiver.interrupted_for_shutdown = callback
+        raise_in_thread(receiver, WorkerStopped)

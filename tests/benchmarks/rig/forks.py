@@ -88,7 +88,7 @@ def main(labels: list[str]) -> None:
             code = 1
             try:
                 os.close(life_write)
-                options = child.ChildOptions("worker", labels, str(uuid.uuid4()), life_fd=life_read)
+                options = child.ChildOptions("worker", labels, str(uuid.uuid4()), parent_fd=life_read)
                 code = child.main(options.to_json())
             except BaseException:
                 traceback.print_exc()

@@ -48,7 +48,7 @@ class Workers:
         self._processes = processes
         self._beside = beside
         self._command = [sys.executable, "manage.py", "runqueueworker", "--processes", str(processes)]
-        self._command += ["--no-dispatcher", "--no-housekeeping"] * (not dispatcher)
+        self._command += ["--no-dispatcher", "--no-maintenance"] * (not dispatcher)
         self._command += [*arguments, *(queue._meta.label for queue in queues)]
         self._environment = os.environ | {"BENCH_QUEUEAPP": json.dumps(queueapp)} | (environment or {})
         self._process: subprocess.Popen[bytes] | None = None

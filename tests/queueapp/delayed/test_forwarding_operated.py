@@ -164,7 +164,7 @@ def test_a_database_that_only_keeps_delayed_messages_is_served_by_whoever_dispat
     keeping_house = Supervisor([Transactional], dispatcher=False).children[-1].options
 
     assert (dispatching.role, dispatching.aliases) == ("dispatcher", ["default", WAREHOUSE])
-    assert (keeping_house.role, keeping_house.aliases) == ("housekeeper", [WAREHOUSE])
+    assert (keeping_house.role, keeping_house.aliases) == ("maintenance", [WAREHOUSE])
 
 
 def test_a_worker_says_at_start_that_a_database_which_keeps_messages_for_it_was_not_migrated(two: TwoDatabases) -> None:

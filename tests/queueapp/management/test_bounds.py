@@ -57,7 +57,7 @@ def test_a_queue_that_is_named_by_label_and_by_table_is_received_once(monkeypatc
         raise Started
 
     monkeypatch.setattr(f"{WORKER}.Supervisor", start)
-    monkeypatch.setattr(f"{WORKER}.refuse_where_children_would_see_another_database", lambda: None)
+    monkeypatch.setattr(f"{WORKER}.require_shareable_databases", lambda: None)
     monkeypatch.setattr(f"{WORKER}.connections.close_all", lambda: None)  # the transaction of the test
     with pytest.raises(Started):
         call_command("runqueueworker", "flights.FlightDelays", "flight_delays")

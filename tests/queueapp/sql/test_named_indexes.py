@@ -21,7 +21,7 @@ from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import Server, levels
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
 from tests.testapp.models import AddressedUrgent, ForeignSqlServer, Leased
-from workers.management.startup_report import say_what_is_found
+from workers.management.startup import report_database
 
 CLAIM = str(QueueTable.of(AddressedUrgent).claim_index)
 Rows = list[tuple[Any, ...]]
@@ -130,11 +130,11 @@ def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.Monke
     )
     command = BaseCommand(stdout=StringIO(), stderr=StringIO())
     with without_claim_index(Server("default")):
-        say_what_is_found(command, "default", [AddressedUrgent, DelayedMessage])
+        report_database(command, "default", [AddressedUrgent, DelayedMessage])
 
     assert command.stdout.getvalue() == "Database default: X is on.\nDatabase default: Y is off. Turn it on.\n"
     assert f"Warning: index {CLAIM} on (recipient, priority, seq) is missing" in command.stderr.getvalue()
-    assert f'To mend it: CREATE INDEX "{CLAIM}"' in command.stderr.getvalue()
+    assert f'Remedy: CREATE INDEX "{CLAIM}"' in command.stderr.getvalue()
 
 
 # -- on the databases there are --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.fixture
-def soon_wedged(settings: Any) -> None:
+def soon_stuck(settings: Any) -> None:
     """What does not end is given up after a fifth of a second."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "STUCK_HANDLER_AFTER": 0.2}
 

@@ -21,7 +21,7 @@ from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
 from workers.processes import stats_log
-from workers.processes.child import ChildOptions, Stages, run_dispatcher, run_worker
+from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher, run_worker
 from workers.processes.crash_recovery import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
 from workers.receiving.pump import QueuePump
@@ -34,8 +34,8 @@ pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 class Process:
     """``run_worker`` or ``run_dispatcher`` as the main thread of a process would call it."""
 
-    def __init__(self, run: Callable[[ChildOptions, Stages], int], options: ChildOptions) -> None:
-        self.stages = Stages()
+    def __init__(self, run: Callable[[ChildOptions, ShutdownStages], int], options: ChildOptions) -> None:
+        self.stages = ShutdownStages()
         self.code: int | None = None
         self._run, self._options = run, options
         self._thread = threading.Thread(target=self._main, daemon=True)
@@ -70,7 +70,7 @@ def start(settings: Any) -> Iterator[Callable[[str], Process]]:
 SERVICES = [
     ("worker", Heartbeat, "_read_controls"),
     ("worker", Listener, "_listen"),
-    ("worker", Watchdog, "_look"),
+    ("worker", Watchdog, "_check"),
     ("worker", LeaseRenewer, "_round"),
     ("worker", ConnectionWatchdog, "serve"),
     ("worker", QueuePump, "peek_and_submit"),
@@ -103,7 +103,7 @@ def test_a_service_that_dies_ends_its_process_in_order(
 
     def act(message: Nop) -> None:
         in_hand.set()
-        eventually(lambda: "stops without" in caplog.text)
+        eventually(lambda: "This process stops because" in caplog.text)
         ended.set()
 
     consumer(Leased, name="tests", attempts=1)(act)
@@ -124,7 +124,7 @@ def test_a_service_that_dies_ends_its_process_in_order(
     assert "nobody expects this" in caplog.text
     assert ended.is_set() is busy
     assert not Leased.objects.exists(), "it was handled, and acked"
-    assert not Subscriber.objects.exists(), "it said goodbye"
+    assert not Subscriber.objects.exists(), "it deregistered"
 
 
 @pytest.mark.parametrize("role", ["worker", "dispatcher"])

@@ -114,7 +114,7 @@ def test_fairness_model_round_robin_among_processes(start_tree: Callable[..., Tr
 
 def test_fairness_model_proportional_among_processes(start_tree: Callable[..., Tree]) -> None:
     trees = [start_tree(label(InProportion), "--backlog", f"{label(InProportion)}={n}", "--no-dispatcher",
-                        "--no-housekeeping") for n in (2, 6)]  # fmt: skip
+                        "--no-maintenance") for n in (2, 6)]  # fmt: skip
     trees[0].wait_for_workers(2)
     trees[0].wait_until_workers_know_each_other()
     assert sorted(Subscriber.objects.values_list("backlog", flat=True)) == [2, 6]

@@ -23,10 +23,10 @@ from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased
 from tests.workers.trees import Tree, children_of
-from workers.management.http_option import bind
-from workers.processes.background_query import Asked
-from workers.processes.http import Endpoint, Request, address_of
-from workers.processes.measured import Measured
+from workers.management.startup import bind
+from workers.processes.background_query import CachedQuery
+from workers.processes.http import Endpoint, Request, parse_address
+from workers.processes.metrics import MetricsCollector
 from workers.processes.supervisor import Supervisor
 
 pytestmark = [real_commits]
@@ -34,7 +34,7 @@ pytestmark = [real_commits]
 
 def get(tree: Tree, path: str, **headers: str) -> tuple[int, str]:
     """(status, body) of a page."""
-    (address,) = eventually(lambda: re.findall(r"Probes and metrics: (http://\S+)\n", tree.output)[:1], 4 * DEADLINE)
+    (address,) = eventually(lambda: re.findall(r"probes and metrics: (http://[^)]+)\)", tree.output)[:1], 4 * DEADLINE)
     request = urllib.request.Request(address + path, headers={name.title(): value for name, value in headers.items()})
     try:
         with urllib.request.urlopen(request, timeout=DEADLINE) as response:
@@ -113,7 +113,7 @@ def test_a_tree_is_ready_when_all_of_it_is(start_tree: Callable[..., Tree]) -> N
 def test_a_process_that_does_nothing_any_more_is_seen(
     start_tree: Callable[..., Tree],
 ) -> None:
-    tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-housekeeping")
+    tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-maintenance")
     (worker,) = tree.wait_for_workers()
     eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] is not None)
     os.kill(worker, signal.SIGSTOP)
@@ -138,14 +138,14 @@ def test_nothing_is_left_of_a_tree_that_has_ended(
     start_tree: Callable[..., Tree], child_environment: dict[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child_environment["TMPDIR"] = str(tmp_path)
-    tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-housekeeping")
+    tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-maintenance")
     tree.wait_for_workers()
     (there,) = tmp_path.glob("queueapp-metrics-*")
     left = tmp_path / "queueapp-metrics-killed"
     left.mkdir()
     (left / "lock").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    Measured().close()
+    MetricsCollector().close()
     assert list(tmp_path.glob("queueapp-metrics-*")) == [there], "nobody has the other one"
     assert tree.terminate() == 0, tree.output
     assert list(tmp_path.glob("queueapp-metrics-*")) == []
@@ -178,19 +178,19 @@ def test_whether_it_lives_asks_no_database(django_assert_num_queries: Any) -> No
 @pytest.mark.parametrize("text", ["x", "70000", "-1", "a:b:1", "", "host:", "::1:80"])
 def test_an_address_that_is_none_is_a_line(text: str) -> None:
     with pytest.raises(InvalidOption, match="--http"):
-        address_of(text)
+        parse_address(text)
 
 
 def test_addresses() -> None:
-    assert address_of("9100") == ("127.0.0.1", 9100)
-    assert address_of("0.0.0.0:9100") == ("0.0.0.0", 9100)
-    assert address_of("[::1]:0") == ("::1", 0)
+    assert parse_address("9100") == ("127.0.0.1", 9100)
+    assert parse_address("0.0.0.0:9100") == ("0.0.0.0", 9100)
+    assert parse_address("[::1]:0") == ("::1", 0)
 
 
 def test_a_port_that_is_taken_is_a_line_before_anything_runs() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(CommandError, match="the address cannot be had: Address already in use"),
+        pytest.raises(CommandError, match="cannot listen on this address: Address already in use"),
     ):
         bind(str(taken.getsockname()[1]))
     assert bind(None) is None
@@ -206,7 +206,7 @@ def test_who_asks_does_not_wait_for_a_database_that_hangs() -> None:
         answers.wait(DEADLINE)
         return len(began)
 
-    asked = Asked(read, seconds=60, patience=0.05)
+    asked = CachedQuery(read, max_age=60, timeout=0.05)
     assert asked() is None
     assert asked() is None
     assert len(began) == 1, "one thread asks, however many wait"
@@ -220,5 +220,5 @@ def test_an_answer_that_failed_is_none() -> None:
         raise ValueError("away")
 
     started = time.monotonic()
-    assert Asked(read, patience=DEADLINE)() is None
+    assert CachedQuery(read, timeout=DEADLINE)() is None
     assert time.monotonic() - started < DEADLINE

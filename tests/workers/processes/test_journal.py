@@ -60,6 +60,9 @@ def test_a_tree_whose_processes_are_killed_loses_and_doubles_nothing(start_tree:
 @pytest.mark.django_db
 def test_what_is_inactive_is_left_and_for_nobody_where_nobody_fills_the_queue() -> None:
     put(3)
-    assert remaining([Deep], purges=True)[:2] == ("testapp.Deep: 3 inactive in the journal", False)
-    left = remaining([Deep], purges=False)
-    assert left[:2] == ("testapp.Deep: 3 inactive in the journal, nobody here fills queues from the journal", True)
+    assert remaining([Deep], runs_maintenance=True)[:2] == ("testapp.Deep: 3 inactive in the journal", False)
+    left = remaining([Deep], runs_maintenance=False)
+    assert left[:2] == (
+        "testapp.Deep: 3 inactive in the journal, no process of this tree fills queues from the journal",
+        True,
+    )

@@ -81,13 +81,13 @@ def test_a_worker_that_may_not_receive_ends_and_what_it_says_mends_it(start_tree
 
     assert refused.wait() == REFUSED == 4
     (line,) = refused.output.strip().splitlines()
-    assert line.startswith("CommandError: Nothing can be received: the database user may not SELECT, ")
+    assert line.startswith("CommandError: The queues cannot be received: the database user may not SELECT, ")
     assert f"in table {Leased._meta.db_table} of 'default'" in line
     run("".join(grants_in(line)))
     run(
         f"GRANT SELECT, INSERT ON {Effect._meta.db_table} TO {connection.ops.quote_name(user.name)}"
     )  # the handler's own
-    mended = start_tree("testapp.Leased", "--until-empty", "--no-dispatcher", "--no-housekeeping")
+    mended = start_tree("testapp.Leased", "--until-empty", "--no-dispatcher", "--no-maintenance")
     assert mended.wait() == 0, mended.output
     assert Effect.objects.exists()
     assert "Warning" not in mended.output
@@ -97,7 +97,7 @@ def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tre
     quoted = connection.ops.quote_name(user.name)
     run(f"GRANT SELECT, INSERT ON {connection.ops.quote_name(Effect._meta.db_table)} TO {quoted}")
     run("".join(re.sub(r" TO \S+;", f" TO {quoted};", one) for one in grants("worker")))
-    tree = start_tree("testapp.Leased", "--no-dispatcher", "--no-housekeeping")
+    tree = start_tree("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     tree.wait_for_workers()
     right = f"UPDATE ON {connection.ops.quote_name(Leased._meta.db_table)}"
 
@@ -116,14 +116,14 @@ def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tre
 def test_work_until_empty_has_no_end_without_rights_so_it_is_given_up() -> None:
     Leased.send(Ping("kept"))
     with acting_as("inspector"):
-        left = remaining([Leased], purges=True)
+        left = remaining([Leased], runs_maintenance=True)
     assert (left.hopeless, left.refused) == (True, True)
     assert f"the database user may not UPDATE, DELETE in table {Leased._meta.db_table}" in left.words.replace(
         "INSERT, ", ""
     )
     assert grants_in(left.words)
     with acting_as("worker"):
-        assert remaining([Leased], purges=True) == ("testapp.Leased: 1 waiting", False, False)
+        assert remaining([Leased], runs_maintenance=True) == ("testapp.Leased: 1 waiting", False, False)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -13,16 +13,16 @@ import pytest
 
 from tests.in_process_worker import DEADLINE, eventually
 from tests.workers.trees import CHECKOUT
-from workers.processes.child import Stages
+from workers.processes.child import ShutdownStages
 from workers.processes.signals import Signals
 
 #: The main thread of a worker process waits for ``stopping`` and holds its lock for an instant each time.
 IN_THE_MIDDLE_OF_A_WAIT = """
 import os, signal
-from workers.processes.child import Stages
-stages = Stages()
+from workers.processes.child import ShutdownStages
+stages = ShutdownStages()
 signal.signal(signal.SIGTERM, stages.advance)
-for event in (stages.stopping, stages.hurry):
+for event in (stages.stopping, stages.hard_stop):
     with event._cond:
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in range(1000):
@@ -42,38 +42,38 @@ def test_a_signal_in_the_middle_of_the_wait_for_it_stops_the_process() -> None:
 
 
 def test_the_first_request_stops_and_the_second_one_hurries() -> None:
-    stages = Stages()
+    stages = ShutdownStages()
     assert not stages.stopping.is_set()
 
     stages.advance()
     assert stages.stopping.wait(DEADLINE)
-    assert not stages.hurry.is_set()
+    assert not stages.hard_stop.is_set()
 
     stages.advance()
-    assert stages.hurry.wait(DEADLINE)
+    assert stages.hard_stop.wait(DEADLINE)
 
 
 def test_a_service_that_ended_is_no_request_to_hurry() -> None:
-    stages = Stages()
+    stages = ShutdownStages()
     stages.stopping.set()
 
     stages.advance()
     eventually(lambda: stages._signals.asked == 1)
-    assert not stages.hurry.is_set()
+    assert not stages.hard_stop.is_set()
 
     stages.advance()
-    assert stages.hurry.wait(DEADLINE)
+    assert stages.hard_stop.wait(DEADLINE)
 
 
 def test_the_end_of_the_supervisor_stops_the_process() -> None:
     read, write = os.pipe()
-    stages = Stages(read)
+    stages = ShutdownStages(read)
     try:
         os.close(write)
         assert stages.stopping.wait(DEADLINE)
-        assert not stages.hurry.is_set()
+        assert not stages.hard_stop.is_set()
         stages.advance()
-        assert stages.hurry.wait(DEADLINE)
+        assert stages.hard_stop.wait(DEADLINE)
     finally:
         os.close(read)
 

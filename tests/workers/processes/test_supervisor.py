@@ -21,7 +21,7 @@ from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
 from tests.testapp.ordering import Fenced
 from tests.workers.trees import Tree, children_of
-from workers.processes.supervisor import NOT_FOR_US
+from workers.processes.supervisor import UNROUTABLE
 from workers.processes.until_empty import NOTHING, remaining
 
 Start = Callable[..., Tree]
@@ -77,7 +77,7 @@ def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_
         AtMostOnce.send(Strange())
     tree = start_tree("testapp.AtMostOnce", "--until-empty")
 
-    assert tree.wait() == (NOT_FOR_US if is_left else 0), tree.output
+    assert tree.wait() == (UNROUTABLE if is_left else 0), tree.output
     assert [*Effect.objects.values_list("name", flat=True)] == ["slow"]
     assert not PoisonMessage.objects.exists()
 
@@ -105,12 +105,12 @@ def test_a_tree_ends_with_a_status_of_its_own_when_nobody_here_takes_what_is_lef
     Addressed.send(Ping("renamed"), recipient="renamed", unknown_recipient=True)
     tree = start_tree("testapp.Leased", "testapp.Addressed", "--until-empty")
 
-    assert tree.wait() == NOT_FOR_US == 3
+    assert tree.wait() == UNROUTABLE == 3
     assert Leased.objects.count() == 1
     kind = f"{__name__}.Strange"
-    assert "What is left nobody here can handle: " in tree.output
-    assert f"1 for type '{kind}', which nobody here takes" in tree.output
-    assert "1 for recipient 'renamed', which nobody here takes" in tree.output
+    assert "The remaining messages have no consumer here: " in tree.output
+    assert f"1 for type '{kind}', no consumer in this project" in tree.output
+    assert "1 for recipient 'renamed', no consumer in this project" in tree.output
 
 
 def test_a_tree_that_works_until_empty_says_what_it_waits_for(start_tree: Start) -> None:
@@ -118,32 +118,30 @@ def test_a_tree_that_works_until_empty_says_what_it_waits_for(start_tree: Start)
     AtMostOnce.send(Strange())
     tree = start_tree("testapp.AtMostOnce", "--until-empty")
 
-    eventually(
-        lambda: (
-            "Waiting until this is gone: testapp.AtMostOnce: 1 waiting, 1 delayed, the first due in 2h 59m."
-            in tree.output
-        )
-    )
+    eventually(lambda: "Waiting for testapp.AtMostOnce: 1 ready, 1 delayed, the first due in 2h 59m." in tree.output)
     assert tree.process.poll() is None, "the delayed message is to be handled here"
     assert tree.terminate() == 0, tree.output
 
 
 @pytest.mark.django_db
 def test_what_is_left_and_whether_it_is_for_anybody_here() -> None:
-    assert remaining([Leased, Urgent], purges=True) == NOTHING
+    assert remaining([Leased, Urgent], runs_maintenance=True) == NOTHING
     Leased.send(Strange())
-    assert remaining([Leased], purges=True).hopeless
+    assert remaining([Leased], runs_maintenance=True).hopeless
     Urgent.send(Strange(), priority=2)
-    left = remaining([Leased, Urgent], purges=True)
+    left = remaining([Leased, Urgent], runs_maintenance=True)
     assert left.hopeless
-    assert f"testapp.Urgent: 1 waiting, 1 for type '{__name__}.Strange', which nobody here takes" in left.words
+    assert f"testapp.Urgent: 1 ready, 1 for type '{__name__}.Strange', no consumer in this project" in left.words
     Leased.send(Ping("known"))
-    assert not remaining([Leased, Urgent], purges=True).hopeless
+    assert not remaining([Leased, Urgent], runs_maintenance=True).hopeless
     Leased.objects.filter(headers__contains="Ping").update(lease_expires=Now() + timedelta(hours=1))
-    assert remaining([Leased], purges=True)[:2] == ("testapp.Leased: 1 waiting, 1 leased", False)
+    assert remaining([Leased], runs_maintenance=True)[:2] == ("testapp.Leased: 1 ready, 1 leased", False)
     Leased.objects.filter(headers__contains="Ping").update(lease_expires=None, expires=Now() - timedelta(hours=1))
-    assert not remaining([Leased], purges=True).hopeless, "it is purged soon"
-    assert remaining([Leased], purges=False).hopeless
+    assert remaining([Leased], runs_maintenance=False) == (
+        f"testapp.Leased: 1 ready, 1 for type '{__name__}.Strange', no consumer in this project",
+        True,
+        False,
+    ), "an expired message does not count"
 
 
 @pytest.mark.django_db
@@ -151,16 +149,16 @@ def test_a_barrier_that_waits_for_a_worker_is_for_somebody_here() -> None:
     """Nobody can claim it, so no type was found, and a tree whose workers took long to start had ended with 3."""
     Fenced.send(Ping("barrier"), is_barrier=True)
     Fenced.send(Ping("behind"))
-    assert remaining([Fenced], purges=True) == ("testapp.Fenced: 2 waiting", False, False)
+    assert remaining([Fenced], runs_maintenance=True) == ("testapp.Fenced: 2 ready", False, False)
 
 
 @pytest.mark.django_db
 def test_what_is_left_may_be_behind_much_that_is_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.processes.until_empty.PIECE", 2)
     Leased.send_many([Strange()] * 5)
-    assert remaining([Leased], purges=True).hopeless
+    assert remaining([Leased], runs_maintenance=True).hopeless
     Leased.send(Ping("known"))
-    assert not remaining([Leased], purges=True).hopeless
+    assert not remaining([Leased], runs_maintenance=True).hopeless
 
 
 def test_the_children_end_when_their_supervisor_is_killed(start_tree: Start) -> None:

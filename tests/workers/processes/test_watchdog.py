@@ -23,7 +23,7 @@ from workers.processes.watchdog import Watchdog, interrupt, interrupt_all
 from workers.receiving.handlers import TimeLimitExceeded
 from workers.receiving.receivers import ActiveHandler, Receiver
 
-pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_stuck")]
 Start = Callable[..., Worker]
 
 
@@ -52,7 +52,7 @@ def test_a_handler_that_ignores_its_time_limit_costs_the_process(
     watching.start()
 
     eventually(lambda: wedged)
-    watching._look()
+    watching._check()
     release.set()
     eventually(lambda: not Leased.objects.exists())
     assert watching.stop(30)
@@ -89,7 +89,7 @@ def test_a_handler_is_interrupted_once(
 
     eventually(lambda: not Transactional.objects.exists())
     assert interruptions == [True]
-    assert caplog.text.count("is over the time limit") == 1
+    assert caplog.text.count("exceeds its time limit") == 1
 
 
 def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> None:
@@ -269,7 +269,7 @@ def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: 
 
     class Blocked(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "is over the time limit" in record.getMessage():
+            if "exceeds its time limit" in record.getMessage():
                 eventually(lambda: len(struck) == 2)
 
     worker = start_worker(Leased, concurrency=2, watchdog=False)

@@ -13,7 +13,7 @@ from queueapp.operations import control
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
-from workers.processes.in_flight_slots import AT_LEAST, slots_of
+from workers.processes.in_flight_slots import MIN_SLOTS, receivers_and_slots
 
 
 @real_commits
@@ -49,5 +49,5 @@ def test_a_worker_follows_while_it_receives(start_worker: Callable[..., Worker],
 
 
 def test_a_process_has_room_for_more_tasks_than_it_was_started_with() -> None:
-    assert slots_of(Leased, 2) == (2, AT_LEAST)
-    assert slots_of(Leased, AT_LEAST + 5) == (AT_LEAST + 5, AT_LEAST + 5)
+    assert receivers_and_slots(Leased, 2) == (2, MIN_SLOTS)
+    assert receivers_and_slots(Leased, MIN_SLOTS + 5) == (MIN_SLOTS + 5, MIN_SLOTS + 5)

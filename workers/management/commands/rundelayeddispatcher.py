@@ -1,4 +1,4 @@
-"""``manage.py rundelayeddispatcher``: dispatch delayed messages and keep house, without receiving anything."""
+"""``manage.py rundelayeddispatcher``: dispatch delayed messages and run maintenance, without receiving."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from queueapp.models import DelayedMessage
 from queueapp.operations import schema_check
 from queueapp.sql import backend_of
 
-from ...processes.child_databases import refuse_where_children_would_see_another_database
+from ...processes.child_databases import require_shareable_databases
 from ...processes.supervisor import Supervisor
-from ..http_option import bind
-from ..startup_report import say_what_is_found
+from ..startup import bind, report_database
 
 
 class Command(OperatorCommand):
-    """Run the delayed dispatcher and the housekeeping without workers."""
+    """Run the delayed dispatcher and maintenance without workers."""
 
     help = (
-        "Move delayed messages to their queues when they are due, until stopped. One process per database does it at a "
-        "time; further ones stand by. Likewise keep house: delete what has expired, give back what dead workers had leased. "
-        "runqueueworker does the same unless it is told --no-dispatcher or --no-housekeeping."
+        "Dispatch delayed messages to their queues when they are due, and run maintenance (purging expired messages, "
+        "releasing leases of dead workers), until stopped. One process per database does each at a time; further ones stand "
+        "by. runqueueworker does the same unless it has --no-dispatcher or --no-maintenance."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="Which database (default: 'default').")
-        parser.add_argument("--no-housekeeping", action="store_true", help="Do not keep house here, only dispatch.")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="The database (default: 'default').")
+        parser.add_argument("--no-maintenance", action="store_true", help="Do not run maintenance in this process.")
 
         parser.add_argument(
             "--http",
             metavar="[HOST:]PORT",
-            help="Answer /healthz, /readyz and /metrics there (default host: 127.0.0.1).",
+            help="Serve /healthz, /readyz and /metrics at this address (default host: 127.0.0.1; port 0: any free port).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         alias = options["database"]
         backend_of(connections[alias]).check_server(connections[alias])
-        refuse_where_children_would_see_another_database()
+        require_shareable_databases()
         schema_check.require_tables(alias, [])
-        say_what_is_found(self, alias, [DelayedMessage])
+        report_database(self, alias, [DelayedMessage])
         connections.close_all()
-        supervisor = Supervisor([], housekeeping=not options["no_housekeeping"], endpoint=bind(options["http"]))
+        endpoint = bind(options["http"])
+        supervisor = Supervisor([], maintenance=not options["no_maintenance"], endpoint=endpoint)
         supervisor.children[0].options.aliases = [alias]
-        self.stdout.write(f"Dispatching delayed messages of {options['database']!r}. Ctrl-C stops.")
+        probes = f" (probes and metrics: {endpoint.address})" if endpoint is not None else ""
+        self.stdout.write(f"Dispatching delayed messages of {alias!r}{probes}. Ctrl-C stops.")
         self.stdout.flush()
         code = supervisor.run()
         if code:

@@ -17,28 +17,27 @@ from queueapp.models import DelayedMessage
 from queueapp.operations import privileges, schema_check
 from queueapp.sql import ErrorKind, backend_of
 
-from ...processes.child_databases import refuse_where_children_would_see_another_database
-from ...processes.supervisor import NOT_FOR_US, REFUSED, Supervisor
+from ...processes.child_databases import require_shareable_databases
+from ...processes.supervisor import REFUSED, UNROUTABLE, Supervisor
 from .. import subscription_options
-from ..http_option import bind
-from ..startup_report import say_what_is_found
+from ..startup import bind, report_database
 
 HELP = """Receive queues and run their consumers until stopped.
 
-Without arguments every queue that has a consumer is received. A queue is named by its
-label (flights.FlightDelays) or its table (flight_delays). The command supervises
---processes worker processes and one that dispatches delayed messages and keeps house; a
-process that dies is replaced, and what it was handling is counted, redelivered or kept
-as poison.
+Without arguments it receives every queue that has a consumer. Name a queue by its label
+(shop.Mails) or its table (shop_mails). The command supervises --processes worker processes
+and one that dispatches delayed messages and runs maintenance. It replaces a process that
+dies; the messages that the process was handling are counted and redelivered, or kept as
+poison.
 
-SIGTERM or Ctrl-C: running handlers get QUEUEAPP["SHUTDOWN_GRACE"] to end. A second one
-interrupts them.
+On SIGTERM or Ctrl-C running handlers have QUEUEAPP["SHUTDOWN_GRACE"] to end. A second
+signal interrupts them.
 """
 
 
 def _require_stores(queues: list[Any]) -> None:
-    """Raise NotMigrated for a database that keeps delayed messages for these queues and has no table for it. One that is away is
-    waited for by the dispatcher: the queues can be received meanwhile."""
+    """Raise NotMigrated for a database that stores delayed messages for these queues and has no table for it. A database that is
+    away does not prevent the start: the dispatcher waits for it, and the queues can be received meanwhile."""
     elsewhere = {alias for queue in queues for alias in delayed.stores_of(queue)}
     for alias in sorted(elsewhere - {router.db_for_write(queue) for queue in queues}):
         try:
@@ -57,55 +56,60 @@ class Command(OperatorCommand):
         return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", nargs="*", help="Queues to receive; default: all that have a consumer.")
+        parser.add_argument("queue", nargs="*", help="Queues to receive (default: all with a consumer).")
         parser.add_argument("--processes", type=int, default=1, metavar="N", help="Worker processes (default 1).")
         parser.add_argument(
             "--concurrency", type=int, metavar="N",
-            help="Receive tasks (threads) per queue and process; default: the queue's, or QUEUEAPP['CONCURRENCY'].",
+            help="Receiver threads per queue and process (default: the option of the queue, or QUEUEAPP['CONCURRENCY']).",
         )  # fmt: skip
         parser.add_argument(
             "--backlog", action="append", default=[], metavar="[QUEUE=]N",
-            help="Each process holds at most N messages of a queue, or of each; the queue's own limit applies as well. 0: none.",
+            help="At most N messages of the queue, or of each queue, are in flight in a process. The limit of the queue applies as "
+            "well. 0: no message. Repeatable.",
         )  # fmt: skip
         parser.add_argument(
             "--filter", action="append", default=[], metavar="QUEUE=EXPRESSION",
-            help="Take no message of a queue of which this is not true; it is left to others.",
+            help="Only receive messages of the queue for which the expression is true. Repeatable.",
         )  # fmt: skip
         parser.add_argument(
             "--consumer", action="append", default=[], metavar="NAME",
-            help="Be for this consumer, and no other of its queue, whose messages are left to other workers. May be repeated.",
+            help="Only run this consumer. Repeatable.",
         )  # fmt: skip
-        parser.add_argument("--no-dispatcher", action="store_true", help="Do not dispatch delayed messages here.")
         parser.add_argument(
-            "--no-housekeeping", action="store_true",
-            help="Do not keep house here: delete what has expired, give back what dead workers had leased.",
+            "--no-dispatcher", action="store_true", help="Do not dispatch delayed messages in this process tree."
+        )
+        parser.add_argument(
+            "--no-maintenance", action="store_true",
+            help="Do not run maintenance in this process tree (purging expired messages, releasing leases of dead workers).",
         )  # fmt: skip
         parser.add_argument(
             "--http", metavar="[HOST:]PORT",
-            help="Answer /healthz, /readyz and /metrics there, for all processes together (default host: 127.0.0.1; 0: a free port).",
+            help="Serve /healthz, /readyz and /metrics of the process tree at this address (default host: 127.0.0.1; port 0: any "
+            "free port).",
         )  # fmt: skip
         parser.add_argument(
             "--until-empty", action="store_true",
-            help="End when the queues, and the delayed messages for them, are empty (for jobs and tests). Says what it waits "
-            f"for; exit code {NOT_FOR_US} when no consumer here takes what is left, {REFUSED} when the database user may not.",
+            help="Exit when the queues are drained and no delayed message for them is left (for jobs and tests). Exit code "
+            f"{UNROUTABLE}: the remaining messages have no consumer in this project; {REFUSED}: the database user lacks "
+            "privileges.",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # One that is named twice, by label and by table, has its tasks once.
+        # A queue that is named twice, by label and by table, is received once.
         named = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"]))
-        lane = subscription_options.read_consumers(options["consumer"], named)
+        only_consumers = subscription_options.read_consumers(options["consumer"], named)
         queues = named or [
-            queue for queue in registered.queues() if not lane or subscription_options.has_one_of(queue, lane)
+            queue
+            for queue in registered.queues()
+            if not only_consumers or subscription_options.has_one_of(queue, only_consumers)
         ]
         if not queues:
             raise CommandError(
-                "No queue has a consumer: write one with @consumer in a module consumers.py of an installed app."
+                "No queue has a consumer: write one with @consumer in the module consumers.py of an installed app."
             )
         for queue in queues:
             if not registered.of(queue):
-                raise CommandError(
-                    f"{queue._meta.label} has no consumer in this project, so nothing could be received."
-                )
+                raise CommandError(f"{queue._meta.label} has no consumer in this project, so it cannot be received.")
         for name, low, high in (("processes", 1, 256), ("concurrency", 1, MAX_CONCURRENCY)):
             value = options[name]
             if value is not None and not low <= value <= high:
@@ -114,30 +118,31 @@ class Command(OperatorCommand):
             subscription_options.read_backlogs(options["backlog"], queues),
             subscription_options.read_filters(options["filter"], queues),
         )
-        if options["until_empty"] and (filters or lane or 0 in backlogs.values()):
+        if options["until_empty"] and (filters or only_consumers or 0 in backlogs.values()):
             raise CommandError(
-                "--until-empty would wait for ever for what --filter, --consumer, or a --backlog of 0, leaves to others."
+                "--until-empty cannot be combined with --filter, --consumer or --backlog 0: it would wait for ever for the "
+                "messages that these leave in the queues."
             )
         for alias in {router.db_for_write(queue) for queue in queues}:
             if options["until_empty"] and not delayed.can_count(alias):
                 raise CommandError(
-                    f"--until-empty cannot see what is delayed. {MissingVerb(delayed.store_of(alias), 'count')}"
+                    f"--until-empty cannot count delayed messages. {MissingVerb(delayed.store_of(alias), 'count')}"
                 )
-        refuse_where_children_would_see_another_database()
+        require_shareable_databases()
         by_alias: dict[str, list[Any]] = {}
         for queue in queues:
             by_alias.setdefault(router.db_for_write(queue), []).append(queue)
         for alias, own in by_alias.items():
             backend_of(connections[alias]).check_server(connections[alias])
-            # A foreign table is made by whoever owns it, perhaps after us: its pump tries again until it is there.
+            # The owner of a foreign table may create it later: its pump tries again until the table exists.
             managed = [queue for queue in own if queue._meta.managed]
             schema_check.require_tables(alias, managed)
             self._require_rights(alias, managed)
         if not options["no_dispatcher"]:
             _require_stores(queues)
-        self.check_migrations()  # says so, and no more: what cannot be done without is there
+        self.check_migrations()  # only a notice: the required tables exist
         for alias, own in by_alias.items():
-            say_what_is_found(self, alias, [*own, DelayedMessage])
+            report_database(self, alias, [*own, DelayedMessage])
         connections.close_all()
         endpoint = bind(options["http"])
         supervisor = Supervisor(
@@ -145,33 +150,36 @@ class Command(OperatorCommand):
             processes=options["processes"],
             concurrency=options["concurrency"],
             dispatcher=not options["no_dispatcher"],
-            housekeeping=not options["no_housekeeping"],
+            maintenance=not options["no_maintenance"],
             until_empty=options["until_empty"],
             backlogs=backlogs,
             filters=filters,
-            lane=lane,
+            only_consumers=only_consumers,
             endpoint=endpoint,
         )
-        if endpoint is not None:
-            self.stdout.write(f"Probes and metrics: {endpoint.address}")
-        self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}. Ctrl-C stops.")
+        probes = f" (probes and metrics: {endpoint.address})" if endpoint is not None else ""
+        self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}{probes}. Ctrl-C stops.")
         self.stdout.flush()
         with inline.disabled_in_worker():
             code = supervisor.run()
         if code == REFUSED:
-            raise CommandError(f"What is left cannot be received: {supervisor.left}", returncode=code)
-        if code == NOT_FOR_US:
-            raise CommandError(f"What is left nobody here can handle: {supervisor.left}.", returncode=code)
+            raise CommandError(
+                f"The remaining messages cannot be received: {supervisor.remaining.words}", returncode=code
+            )
+        if code == UNROUTABLE:
+            raise CommandError(
+                f"The remaining messages have no consumer here: {supervisor.remaining.words}.", returncode=code
+            )
         if code:
             raise CommandError(
-                "A worker process did not stop cleanly; what it held was given back, unless the log says otherwise.",
+                "A worker process did not stop cleanly. Its messages were released, unless the log says otherwise.",
                 returncode=code,
             )
 
     def _require_rights(self, alias: str, queues: list[Any]) -> None:
-        """End where the database user may not receive; say what else it may not, which is met later."""
+        """Raise CommandError where the database user may not receive; warn about other missing privileges."""
         lacks = privileges.missing_privileges(alias, queues)
         if any(lack.needed for lack in lacks):
-            raise CommandError(f"Nothing can be received: {privileges.in_words(lacks)}", returncode=REFUSED)
+            raise CommandError(f"The queues cannot be received: {privileges.in_words(lacks)}", returncode=REFUSED)
         for lack in lacks:
             self.stderr.write(f"Warning: {privileges.in_words([lack])}")

@@ -8,19 +8,19 @@ from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import InSets
 from tests.workers.receiving.batches import SingleReceiver
-from workers.processes.in_flight_slots import Slots
+from workers.processes.in_flight_slots import InFlightSlots
 
 pytestmark = real_commits
 
 
 def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
-    slots = Slots(1)
+    slots = InFlightSlots(1)
     seen: list[tuple[int, ...]] = []
     registered._by_queue.pop(InSets._meta.label, None)
 
     @set_consumer(InSets, name="sets")
     def look(messages: MessageSet) -> None:
-        (one,) = slots.in_hand()
+        (one,) = slots.in_flight()
         seen.append(one.several)
 
     try:
@@ -33,5 +33,5 @@ def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
         registered.remove("sets")
 
     assert seen == [seqs]
-    assert not list(slots.in_hand())
+    assert not list(slots.in_flight())
     slots.close()

@@ -19,8 +19,9 @@ from queueapp.services.maintenance import Maintenance
 from queueapp.services.service_heartbeat import ServiceHeartbeat
 from tests.databases import known_as
 from tests.testapp.models import Deep, Leased, Transactional
-from workers.processes.child import ChildOptions, Stages, run_dispatcher
-from workers.processes.supervisor import HOPELESS_LOOKS, Supervisor
+from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher
+from workers.processes.supervisor import Supervisor
+from workers.processes.until_empty import NOTHING, DrainCheck, is_empty, remaining
 
 OTHER = "warehouse"
 
@@ -43,25 +44,25 @@ def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("options", "role", "keeps_house", "aliases", "lacking"),
+    ("options", "role", "runs_maintenance", "aliases", "lacking"),
     [
         ({}, "dispatcher", True, ["default", OTHER], []),
-        ({"housekeeping": False}, "dispatcher", False, ["default", OTHER], [MAINTENANCE]),
-        ({"dispatcher": False}, "housekeeper", True, [OTHER], [DISPATCHER]),
+        ({"maintenance": False}, "dispatcher", False, ["default", OTHER], [MAINTENANCE]),
+        ({"dispatcher": False}, "maintenance", True, [OTHER], [DISPATCHER]),
     ],
 )
 def test_one_child_does_both_or_one_of_it_where_the_queues_are_or_are_delayed(
-    options: dict[str, bool], role: str, keeps_house: bool, aliases: list[str], lacking: list[str]
+    options: dict[str, bool], role: str, runs_maintenance: bool, aliases: list[str], lacking: list[str]
 ) -> None:
     *workers, child = Supervisor([Transactional], processes=2, **options).children
 
     assert (child.name, child.options.role) == (role, role)
-    assert (child.options.keeps_house, child.options.aliases) == (keeps_house, aliases)
+    assert (child.options.runs_maintenance, child.options.aliases) == (runs_maintenance, aliases)
     assert [set(one.options.lacking) for one in workers] == [set(lacking), set()], "one says it for all"
 
 
 def test_a_tree_that_does_neither_has_workers_alone() -> None:
-    children = Supervisor([Leased], processes=2, dispatcher=False, housekeeping=False).children
+    children = Supervisor([Leased], processes=2, dispatcher=False, maintenance=False).children
 
     assert [one.options.role for one in children] == ["worker", "worker"]
     assert set(children[0].options.lacking) == {DISPATCHER, MAINTENANCE}
@@ -76,14 +77,14 @@ def test_without_queues_it_is_the_default_database_that_is_looked_after() -> Non
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-def services_of(monkeypatch: pytest.MonkeyPatch, role: str, *, keeps_house: bool, aliases: list[str]) -> list[Any]:
+def services_of(monkeypatch: pytest.MonkeyPatch, role: str, *, runs_maintenance: bool, aliases: list[str]) -> list[Any]:
     """The services that such a process would start."""
     found: list[Any] = []
     monkeypatch.setattr(service.Service, "start", lambda self, *given: found.append(self))
     monkeypatch.setattr(service.Service, "join", lambda self, *given: None)
-    stages = Stages()
+    stages = ShutdownStages()
     stages.stopping.set()
-    options = ChildOptions(role, [], str(uuid.uuid4()), aliases=aliases, keeps_house=keeps_house)
+    options = ChildOptions(role, [], str(uuid.uuid4()), aliases=aliases, runs_maintenance=runs_maintenance)
     assert run_dispatcher(options, stages) == 0
     return found
 
@@ -93,7 +94,7 @@ def of(kind: type, found: list[Any]) -> list[Any]:
 
 
 def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = services_of(monkeypatch, "dispatcher", keeps_house=True, aliases=["default", OTHER])
+    found = services_of(monkeypatch, "dispatcher", runs_maintenance=True, aliases=["default", OTHER])
 
     assert [one.alias for one in of(DelayedDispatcher, found)] == ["default", OTHER]
     assert [(one.alias, one.target) for one in of(Forwarder, found)] == [("default", OTHER)]
@@ -111,9 +112,9 @@ def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dispatching & {here._elector.role, there._elector.role}, "each is elected for itself"
 
 
-@pytest.mark.parametrize("role", ["dispatcher", "housekeeper"])
+@pytest.mark.parametrize("role", ["dispatcher", "maintenance"])
 def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    found = services_of(monkeypatch, role, keeps_house=role == "housekeeper", aliases=["default"])
+    found = services_of(monkeypatch, role, runs_maintenance=role == "maintenance", aliases=["default"])
 
     dispatches = role == "dispatcher"
     assert [len(of(kind, found)) for kind in (DelayedDispatcher, Forwarder)] == [int(dispatches)] * 2
@@ -126,51 +127,67 @@ def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: st
 def test_a_wake_up_wakes_the_dispatcher_and_the_forwarder_of_its_own_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = services_of(monkeypatch, "dispatcher", keeps_house=False, aliases=["default", OTHER])
+    found = services_of(monkeypatch, "dispatcher", runs_maintenance=False, aliases=["default", OTHER])
     woken: list[str] = []
     monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
     first, second = of(Listener, found)
 
-    first._on_wake("delayed")
+    first._on_notify("delayed")
     assert woken == ["dispatcher-default", f"dispatcher-default for {OTHER}"]
     woken.clear()
-    second._on_wake("delayed")
+    second._on_notify("delayed")
     assert woken == [f"dispatcher-{OTHER}"]
-    second._on_wake("testapp.Leased")
+    second._on_notify("testapp.Leased")
     assert woken == [f"dispatcher-{OTHER}"]
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("housekeeping", [True, False])
-def test_until_empty_waits_for_what_has_expired_only_where_its_tree_purges(housekeeping: bool) -> None:
+@pytest.mark.parametrize("maintenance", [True, False])
+def test_until_empty_does_not_wait_for_expired_messages(maintenance: bool) -> None:
+    """The process that purges them may be another one, and may do so in minutes, or never."""
     Leased.send({}, expires_in=timedelta(hours=1))
     Leased.objects.update(expires=Now() - timedelta(hours=1))
-    tree = Supervisor([Leased], housekeeping=housekeeping, until_empty=True)
+    check = DrainCheck([Leased], runs_maintenance=maintenance)
 
-    ended = False
-    for _ in range(HOPELESS_LOOKS):
-        tree._look_at = 0.0
-        ended = tree._is_done()
+    assert [check.is_done(lambda: False) for _ in range(2)] == [False, True]
+    assert check.remaining is NOTHING
+    assert remaining([Leased], runs_maintenance=maintenance) is NOTHING
 
-    assert ended is not housekeeping
-    assert bool(tree.left) is not housekeeping
+
+@pytest.mark.django_db
+def test_until_empty_waits_for_a_handler_whose_message_has_expired_meanwhile() -> None:
+    Leased.send({}, expires_in=timedelta(hours=1))
+    Leased.objects.update(expires=Now() - timedelta(hours=1))
+    check = DrainCheck([Leased], runs_maintenance=False)
+
+    assert not any(check.is_done(lambda: True) for _ in range(3))
+
+
+@pytest.mark.django_db
+def test_until_empty_waits_for_an_expired_message_that_is_leased() -> None:
+    Leased.send({}, expires_in=timedelta(hours=1))
+    Leased.objects.update(
+        expires=Now() - timedelta(hours=1), lease_token=uuid.uuid4(), lease_expires=Now() + timedelta(hours=1)
+    )
+
+    assert not is_empty([Leased])
 
 
 def test_a_publication_wakes_who_fills_queues_from_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = services_of(monkeypatch, "housekeeper", keeps_house=True, aliases=["default"])
+    found = services_of(monkeypatch, "maintenance", runs_maintenance=True, aliases=["default"])
     woken: list[str] = []
     monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
     (listener,) = of(Listener, found)
 
-    listener._on_wake("journal")
-    listener._on_wake("delayed")
+    listener._on_notify("journal")
+    listener._on_notify("delayed")
     assert woken == ["journal-default"]
 
 
 def test_nothing_is_journaled_so_nobody_keeps_a_journal(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.QUEUEAPP = {}
     monkeypatch.setattr(Deep.delivery, "target_queue_depth", None)
-    found = services_of(monkeypatch, "housekeeper", keeps_house=True, aliases=["default"])
+    found = services_of(monkeypatch, "maintenance", runs_maintenance=True, aliases=["default"])
 
     assert of(JournalService, found) == []
     assert of(Listener, found) == []

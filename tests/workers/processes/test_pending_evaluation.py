@@ -30,12 +30,15 @@ def test_a_tree_evaluates_what_others_insert(start_tree: Start) -> None:
 
     assert tree.wait() == 0
     assert sorted(Effect.objects.values_list("name", flat=True)) == ["late 25", "late 35"]
-    assert "testapp.LateFlights: 1 messages that others had inserted do not match its filter" in tree.output
+    assert "testapp.LateFlights: dropped 1 inserted message that the queue's filter does not accept" in tree.output
 
 
 @pytest.mark.django_db
 def test_what_is_held_is_left_and_for_nobody_where_nobody_evaluates_it() -> None:
     insert(25)
-    assert remaining([LateFlights], purges=True)[:2] == ("testapp.LateFlights: 1 held", False)
-    left = remaining([LateFlights], purges=False)
-    assert left[:2] == ("testapp.LateFlights: 1 held, nobody here evaluates what is held", True)
+    assert remaining([LateFlights], runs_maintenance=True)[:2] == ("testapp.LateFlights: 1 pending evaluation", False)
+    left = remaining([LateFlights], runs_maintenance=False)
+    assert left[:2] == (
+        "testapp.LateFlights: 1 pending evaluation, no process of this tree evaluates pending messages",
+        True,
+    )

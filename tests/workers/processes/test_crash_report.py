@@ -7,29 +7,29 @@ from django.db import OperationalError
 
 from queueapp.circuit_breaker import CircuitBreaker, State
 from workers.processes import crash_recovery
-from workers.processes.crash_recovery import Crash, account
+from workers.processes.crash_recovery import CrashReport, record
 
 
 def test_a_crash_that_cannot_be_written_down_is_kept_and_tried_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, db: None
 ) -> None:
-    first, second = Crash([], [], "was killed"), Crash([], [], "was killed, too")
+    first, second = CrashReport([], [], "was killed"), CrashReport([], [], "was killed, too")
     breaker = CircuitBreaker("Accounting for crashes")
     answers = False
 
-    def write_down(crash: Crash) -> None:
+    def write_down(crash: CrashReport) -> None:
         if not answers and crash is first:
             raise OperationalError("away")
 
-    monkeypatch.setattr(crash_recovery, "_account", write_down)
+    monkeypatch.setattr(crash_recovery, "_record", write_down)
     monkeypatch.setattr(crash_recovery.connections, "close_all", lambda: None)  # the test's own transaction
 
     left = [first, second]
     for _ in range(100):
-        left, wait = account(left, breaker)
+        left, wait = record(left, breaker)
         assert (left, wait) == ([first], 1.0)
     assert len(caplog.records) == 1
 
     answers = True
-    assert account(left, breaker) == ([], 0.0)
+    assert record(left, breaker) == ([], 0.0)
     assert breaker.state is State.CLOSED

@@ -6,7 +6,7 @@ import pytest
 
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql.claims import MAX_SEQ, SeqRange
-from workers.processes.shared_low_water_marks import PLACES, SharedLowWaterMarks
+from workers.processes.shared_low_water_marks import WORDS, SharedLowWaterMarks
 
 LEVELS = [("", 1), ("", 0)]
 
@@ -25,13 +25,13 @@ def test_each_floor_and_each_count_has_a_place_of_its_own() -> None:
     assert (other.returns, other.retreats) == (0, 1)
     one.retreat(50)
     assert (other.returns, other.retreats) == (1, 2)
-    shared.came_back()
+    shared.messages_returned()
 
     assert (other.returns, other.retreats) == (2, 3)
     assert sorted(other.ahead()) == sorted([SeqRange(50, MAX_SEQ, "", 1), SeqRange(50, MAX_SEQ, "", 0)])
 
 
-@pytest.mark.parametrize(("levels", "fit"), [(PLACES - 3, True), (PLACES - 2, False)])
+@pytest.mark.parametrize(("levels", "fit"), [(WORDS - 3, True), (WORDS - 2, False)])
 def test_floors_of_more_levels_than_there_are_places_are_a_processs_own(levels: int, fit: bool) -> None:
     assert SharedLowWaterMarks(1).share(0, LowWaterMarks([("", level) for level in range(levels)], leveled=True)) is fit
 

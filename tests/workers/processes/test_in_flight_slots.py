@@ -8,22 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.processes.in_flight_slots import Slots
+from workers.processes.in_flight_slots import InFlightSlots
 
 
 @pytest.fixture
-def slots() -> Iterator[Slots]:
-    slots = Slots(3)
+def slots() -> Iterator[InFlightSlots]:
+    slots = InFlightSlots(3)
     yield slots
     slots.close()
 
 
-def test_nothing_is_in_hand_at_first(slots: Slots) -> None:
-    assert list(slots.in_hand()) == []
+def test_nothing_is_in_hand_at_first(slots: InFlightSlots) -> None:
+    assert list(slots.in_flight()) == []
     assert slots.subscribers() == []
 
 
-def test_message_in_hand_is_seen_with_its_lease_and_its_queue(slots: Slots) -> None:
+def test_message_in_hand_is_seen_with_its_lease_and_its_queue(slots: InFlightSlots) -> None:
     owner, token = uuid.uuid4(), uuid.uuid4()
     slot = slots.slot(1)
     slot.describe(2, owner)
@@ -31,19 +31,19 @@ def test_message_in_hand_is_seen_with_its_lease_and_its_queue(slots: Slots) -> N
 
     slot.begin(77)
 
-    (one,) = slots.in_hand()
+    (one,) = slots.in_flight()
     assert (one.queue, one.seq, one.token, one.subscriber) == (2, 77, token, owner)
 
 
-def test_message_that_has_ended_is_not_in_hand(slots: Slots) -> None:
+def test_message_that_has_ended_is_not_in_hand(slots: InFlightSlots) -> None:
     slot = slots.slot(0)
     slot.begin(77)
     slot.end()
 
-    assert list(slots.in_hand()) == []
+    assert list(slots.in_flight()) == []
 
 
-def test_subscribers_of_all_slots_are_known_once_each(slots: Slots) -> None:
+def test_subscribers_of_all_slots_are_known_once_each(slots: InFlightSlots) -> None:
     one, other = uuid.uuid4(), uuid.uuid4()
     slots.slot(0).describe(0, one)
     slots.slot(1).describe(0, one)
@@ -53,34 +53,36 @@ def test_subscribers_of_all_slots_are_known_once_each(slots: Slots) -> None:
 
 
 @pytest.mark.parametrize("headers", ['{"type":"x"}', "{" + "é" * 10_000 + "}", "\udce4 undecodable"])
-def test_headers_of_a_message_that_is_nowhere_else_are_kept_as_far_as_they_fit(slots: Slots, headers: str) -> None:
+def test_headers_of_a_message_that_is_nowhere_else_are_kept_as_far_as_they_fit(
+    slots: InFlightSlots, headers: str
+) -> None:
     identity = uuid.uuid4()
     slot = slots.slot(0)
     slot.keep(identity.bytes, headers)
     slot.begin(1)
 
-    (one,) = slots.in_hand()
+    (one,) = slots.in_flight()
     assert str(identity) in one.text
     assert headers[:10].encode(errors="replace").decode() in one.text
     assert len(one.text.encode()) <= 4200
 
 
-def test_clearing_forgets_everything(slots: Slots) -> None:
+def test_clearing_forgets_everything(slots: InFlightSlots) -> None:
     slot = slots.slot(0)
     slot.describe(0, uuid.uuid4())
     slot.begin(1)
 
     slots.clear()
 
-    assert list(slots.in_hand()) == []
+    assert list(slots.in_flight()) == []
     assert slots.subscribers() == []
 
 
-def test_what_a_killed_process_had_in_hand_is_seen_by_the_survivor(slots: Slots) -> None:
+def test_what_a_killed_process_had_in_hand_is_seen_by_the_survivor(slots: InFlightSlots) -> None:
     child = os.fork()
     if child == 0:
-        Slots(slots.count, slots.fd).slot(2).begin(4711)
+        InFlightSlots(slots.count, slots.fd).slot(2).begin(4711)
         os._exit(9)
     os.waitpid(child, 0)
 
-    assert [one.seq for one in slots.in_hand()] == [4711]
+    assert [one.seq for one in slots.in_flight()] == [4711]

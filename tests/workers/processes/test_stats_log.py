@@ -11,7 +11,7 @@ from queueapp import consumer
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
-from workers.processes.stats_log import Report
+from workers.processes.stats_log import StatsLog
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -26,13 +26,13 @@ def test_one_line_says_what_was_done_since_the_last_one(
     consumer(Leased, name="tests", attempts=1)(act)
     pumps = [start_worker(Leased).pump, start_worker(Urgent).pump]
     pumps[1].paused = True
-    report = Report(pumps)
+    report = StatsLog(pumps)
     Leased.send_many(Nop(number, "") for number in range(5))
     eventually(lambda: pumps[0].stats.handled == 4 and pumps[0].stats.failed == 1)
     caplog.set_level(logging.INFO, logger="queueapp.workers")
 
-    report.tell()
-    report.tell()
+    report.log_interval()
+    report.log_interval()
 
     first, second = (record.getMessage() for record in caplog.records if " in 60 s: " in record.getMessage())
     assert first.endswith("in 60 s: testapp.Leased 4 handled, 1 failed; testapp.Urgent 0 handled (paused).")

@@ -12,7 +12,7 @@ from django.test import TestCase, TransactionTestCase
 
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased
-from workers.processes.child_databases import names_of_databases, use_databases
+from workers.processes.child_databases import database_names, use_databases
 
 
 @pytest.mark.django_db(transaction=True)
@@ -47,7 +47,7 @@ class WithoutOne(TransactionTestCase):
 
 @pytest.mark.django_db
 def test_the_names_are_those_of_the_test_run() -> None:
-    assert names_of_databases()["default"] == connection.settings_dict["NAME"]
+    assert database_names()["default"] == connection.settings_dict["NAME"]
 
 
 @pytest.mark.django_db

@@ -22,7 +22,7 @@ from workers.processes import watchdog
 from workers.processes.watchdog import Watchdog, interrupt_all
 from workers.receiving.handlers import Interrupted, TimeLimitExceeded, WorkerStopped
 
-pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_wedged")]
+pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_stuck")]
 Start = Callable[..., Worker]
 #: Seconds: of handlers that are not to be struck, also on a machine that stands still for a moment.
 LIMIT = 0.8
@@ -96,7 +96,7 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
     assert not PoisonMessage.objects.exists()
     (late,) = eventually(lambda: messages(caplog, logging.WARNING))
     assert late.startswith("testapp.Transactional: the hook Hanging of tests, for message ")
-    assert re.search(r"is over its time limit after \d+\.\d s and is interrupted", late)
+    assert re.search(r"exceeds its time limit after \d+\.\d s and is interrupted", late)
     assert "Error calling Hanging in on_commit()" in caplog.text
 
 
@@ -145,7 +145,7 @@ def test_a_hook_that_ignores_its_time_limit_costs_the_process(
     watching.start()
 
     eventually(lambda: wedged)
-    watching._look()
+    watching._check()
     release.set()
     assert watching.stop(30)
 
@@ -168,8 +168,8 @@ def test_what_hangs_without_a_limit_is_told_once(
     worker = start_worker(Transactional, watchdog=False)
     watching = Watchdog([worker.pump], lambda: pytest.fail("it has no limit"))
     assert hang.began.wait(30)
-    eventually(lambda: watching._look() and messages(caplog, logging.WARNING))
-    assert watching._look()
+    eventually(lambda: watching._check() and messages(caplog, logging.WARNING))
+    assert watching._check()
     release.set()
 
     (slow,) = messages(caplog, logging.WARNING)

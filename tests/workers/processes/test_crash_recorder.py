@@ -23,9 +23,8 @@ from tests.testapp.messages import Many, Ping
 from tests.testapp.models import AtMostOnce, Effect, Leased, SeveralTransactional, Transactional
 from tests.workers.trees import Tree
 from workers.processes import crash_recovery
-from workers.processes.accounting import Accounting
-from workers.processes.crash_recovery import Crash, account
-from workers.processes.in_flight_slots import InHand
+from workers.processes.crash_recovery import CrashRecorder, CrashReport, record
+from workers.processes.in_flight_slots import InFlightMessage
 
 pytestmark = real_commits
 Start = Callable[..., Tree]
@@ -177,8 +176,8 @@ def test_a_process_is_not_replaced_before_its_death_was_tried_to_be_counted(star
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_recovery, "PATIENCE", timedelta(0))
-    monkeypatch.setattr(crash_recovery, "AT_A_TIME", timedelta(milliseconds=200))
+    monkeypatch.setattr(crash_recovery, "MAX_LOCK_WAIT", timedelta(0))
+    monkeypatch.setattr(crash_recovery, "LOCK_WAIT", timedelta(milliseconds=200))
 
 
 @contextmanager
@@ -194,10 +193,10 @@ def held(queue: Any, seq: int) -> Iterator[None]:
         other.close()
 
 
-def crash_of(queue: Any, *in_hand: Sequence[int]) -> Crash:
+def crash_of(queue: Any, *in_hand: Sequence[int]) -> CrashReport:
     owner = uuid.uuid4()
-    found = [InHand(0, seqs[0], NONE, owner, "", tuple(seqs) if len(seqs) > 1 else ()) for seqs in in_hand]
-    return Crash([(queue, one) for one in found], [(queue, owner)], "was killed")
+    found = [InFlightMessage(0, seqs[0], NONE, owner, "", tuple(seqs) if len(seqs) > 1 else ()) for seqs in in_hand]
+    return CrashReport([(queue, one) for one in found], [(queue, owner)], "was killed")
 
 
 def test_a_row_that_somebody_holds_does_not_hold_up_the_rest_of_a_crash() -> None:
@@ -207,12 +206,12 @@ def test_a_row_that_somebody_holds_does_not_hold_up_the_rest_of_a_crash() -> Non
     breaker = CircuitBreaker("accounts")
 
     with held(Transactional, second.seq):
-        assert account([crash], breaker)[0] == [crash]
-        assert [one.seq for _, one in crash.in_hand] == [second.seq]
+        assert record([crash], breaker)[0] == [crash]
+        assert [one.seq for _, one in crash.in_flight] == [second.seq]
         assert len(crash.subscribers) == 1, "its leases tell whose the row is"
         assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 0, 1]
-    assert account([crash], breaker) == ([], 0.0)
-    assert crash.counted
+    assert record([crash], breaker) == ([], 0.0)
+    assert crash.is_recorded
 
     assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 1, 1]
     assert not crash.subscribers
@@ -227,36 +226,36 @@ def test_a_call_with_several_is_counted_whole_or_not_yet() -> None:
 
     with held(SeveralTransactional, seqs[-1]):
         for _ in range(2):
-            assert account([crash], breaker)[0] == [crash]
+            assert record([crash], breaker)[0] == [crash]
             assert [*deliveries.all()] == [0, 0, 0]
-    assert account([crash], breaker) == ([], 0.0)
+    assert record([crash], breaker) == ([], 0.0)
 
     assert [*deliveries.all()] == [1, 1, 1]
 
 
 def test_a_row_is_waited_for_when_everybody_else_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may take a moment to notice that a receiver is gone."""
-    monkeypatch.setattr(crash_recovery, "PATIENCE", timedelta(seconds=DEADLINE))
+    monkeypatch.setattr(crash_recovery, "MAX_LOCK_WAIT", timedelta(seconds=DEADLINE))
     Transactional.send(Ping("one"))
     (row,) = Transactional.objects.all()
     waited = threading.Event()
-    account = crash_recovery.account
+    really_record = crash_recovery.record
 
-    def telling(*given: Any) -> tuple[list[Crash], float]:
-        found = account(*given)
+    def telling(*given: Any) -> tuple[list[CrashReport], float]:
+        found = really_record(*given)
         if found[0]:
             waited.set()
         return found
 
-    monkeypatch.setattr(crash_recovery, "account", telling)
-    accounting = Accounting(lambda: None)
-    accounting.start()
+    monkeypatch.setattr(crash_recovery, "record", telling)
+    recorder = CrashRecorder(lambda: None)
+    recorder.start()
     with held(Transactional, row.seq):
-        accounting.add(crash_of(Transactional, [row.seq]))
-        accounting.ask_to_stop()
+        recorder.add(crash_of(Transactional, [row.seq]))
+        recorder.ask_to_stop()
         eventually(waited.is_set)
 
-    assert accounting.end(DEADLINE) == []
+    assert recorder.end(DEADLINE) == []
     assert len(failures_of(Transactional.objects.get())) == 1
 
 
@@ -264,25 +263,25 @@ def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytes
     """A policy of the user's is asked there, and may never answer."""
     asked, answer = threading.Event(), threading.Event()
 
-    def hanging(pending: Sequence[Crash], breaker: CircuitBreaker) -> tuple[list[Crash], float]:
+    def hanging(pending: Sequence[CrashReport], breaker: CircuitBreaker) -> tuple[list[CrashReport], float]:
         seen.extend(pending)
         asked.set()
         answer.wait(DEADLINE)
         return [], 0.0
 
-    seen: list[Crash] = []
+    seen: list[CrashReport] = []
 
-    monkeypatch.setattr(crash_recovery, "account", hanging)
+    monkeypatch.setattr(crash_recovery, "record", hanging)
     counted = threading.Event()
-    accounting = Accounting(counted.set)
-    accounting.start()
+    recorder = CrashRecorder(counted.set)
+    recorder.start()
     first, second = crash_of(Transactional, [1]), crash_of(Transactional, [2])
-    accounting.add(first)
+    recorder.add(first)
     eventually(asked.is_set)
-    accounting.add(second)
+    recorder.add(second)
 
-    assert accounting.end(0.1) == [first, second]
+    assert recorder.end(0.1) == [first, second]
     answer.set()
-    assert accounting.join(DEADLINE)
+    assert recorder.join(DEADLINE)
     assert counted.is_set()
-    assert (seen, accounting.end(0)) == ([first, second], []), "what came meanwhile was counted, too"
+    assert (seen, recorder.end(0)) == ([first, second], []), "what came meanwhile was counted, too"
