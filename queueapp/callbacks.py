@@ -1,7 +1,7 @@
 """Runs user callbacks (on_commit hooks, recoverability policies, signal receivers) under the handler's time limit.
 
-A callback that hangs would hang unnoticed, so every caller runs it through ``run``. A thread that can limit it (a worker's receiver)
-installs a ``Guard`` with ``guard``; on any other thread a callback is called directly.
+A callback that hangs would hang unnoticed, so every caller runs it through ``run``. A thread that can limit it (a
+worker's receiver) installs a ``Guard`` with ``guard``; on any other thread a callback is called directly.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Circuit breakers: repeated database failures slow a loop down; they neither end nor flood it.
 
-States: **closed** -> first failure -> **failing** (a failure waits 1 s) -> failing for the breaker's time -> **open** (a failure
-waits 10 s) -> first success -> closed. A deadlock or a serialization failure is not a failure here: callers do not report it.
-An error that no retry can repair (``remedies``: a missing privilege) opens the breaker at once. Each change of state is logged
-once, the failures in between are not. A failure that the log has already (``already_reported``: the database does not answer at
-all) is counted and not logged as a warning again.
+States: **closed** -> first failure -> **failing** (a failure waits 1 s) -> failing for the breaker's time -> **open**
+(a failure waits 10 s) -> first success -> closed. A deadlock or a serialization failure is not a failure here: callers
+do not report it. An error that no retry can repair (``remedies``: a missing privilege) opens the breaker at once. Each
+change of state is logged once, the failures in between are not. A failure that the log has already
+(``already_reported``: the database does not answer at all) is counted and not logged as a warning again.
 
-A caller that cannot wait, such as a web process, reports success and failure too and ignores the returned wait: the log and
-``state`` show its breaker.
+A caller that cannot wait, such as a web process, reports success and failure too and ignores the returned wait: the log
+and ``state`` show its breaker.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class State(enum.Enum):
 
 
 class BreakerReport(TypedDict):
-    """A breaker that is not closed, or another reason why a process works slowly, as operators see it. ``breaker`` is the
-    kind, for metrics; ``name`` is for people."""
+    """A breaker that is not closed, or another reason why a process works slowly, as operators see it. ``breaker`` is
+    the kind, for metrics; ``name`` is for people."""
 
     breaker: str
     name: str
@@ -79,7 +79,8 @@ class CircuitBreaker:
         self.last_error = ""
         #: Since it was last closed, it has logged a failure as a warning.
         self._has_warned = False
-        #: The last error and its remedy. All receivers of a queue fail with the same one, and a remedy may need a query.
+        #: The last error and its remedy. All receivers of a queue fail with the same one, and a remedy may need a
+        #: query.
         self._last_remedy: tuple[str, str | None] = ("", None)
 
     @property
@@ -155,8 +156,8 @@ class CircuitBreaker:
 
 
 class RateBreaker:
-    """Opens when more than ``per_second`` x ``WINDOW`` failures fall into one window. Its caller pauses for ``pace`` seconds after
-    a failure, which is short enough for a steady failure to reach the rate."""
+    """Opens when more than ``per_second`` x ``WINDOW`` failures fall into one window. Its caller pauses for ``pace``
+    seconds after a failure, which is short enough for a steady failure to reach the rate."""
 
     WINDOW = 30.0
 

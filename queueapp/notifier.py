@@ -1,10 +1,11 @@
-"""Telling sleeping workers that a message was committed: NOTIFY, or Service Broker on SQL Server, after the commit, throttled.
+"""Telling sleeping workers that a message was committed: NOTIFY, or Service Broker on SQL Server, after the commit,
+throttled.
 
-NOTIFY takes a cluster-wide lock at commit, so it never rides in the sender's transaction: that halved the throughput
-of four senders. A sender that sends now and then wakes each time; of one that sends all the time (every ``DENSE`` seconds
+NOTIFY takes a cluster-wide lock at commit, so it never rides in the sender's transaction: that halved the throughput of
+four senders. A sender that sends now and then wakes each time; of one that sends all the time (every ``DENSE`` seconds
 or more often) further sends within the interval are covered by the worker, which looks again one interval after it ran
-dry. At 150 messages a second that is the difference between a median wait of 26 ms and one of 3. Polling stays the truth:
-a lost wake-up costs one peek delay.
+dry. At 150 messages a second that is the difference between a median wait of 26 ms and one of 3. Polling stays the
+truth: a lost wake-up costs one peek delay.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ DELAYED = "delayed"
 #: Payload that wakes who fills queues from the journal.
 JOURNAL = "journal"
 
-#: Seconds between sends, on average, below which not each of them wakes somebody. The average follows within a few sends;
-#: a gap counts for ``_LONGEST`` at most, so that the first sends of a burst bring it down at once.
+#: Seconds between sends, on average, below which not each of them wakes somebody. The average follows within a few
+#: sends; a gap counts for ``_LONGEST`` at most, so that the first sends of a burst bring it down at once.
 DENSE = 0.002
 _LONGEST = 0.01
 _WEIGHT = 0.3
@@ -63,7 +64,8 @@ _lock = threading.Lock()
 
 
 def sent(queue: Any, connection: Any) -> None:
-    """Wake the workers of a queue once the connection's transaction has committed. In eager mode this thread is the worker."""
+    """Wake the workers of a queue once the connection's transaction has committed. In eager mode this thread is the
+    worker."""
     sent_to(queue._meta.label, connection)
     if settings.EAGER:
         inline.sent(queue._meta.label, connection)
@@ -94,7 +96,8 @@ def prepare(connection: Any) -> str | None:
 
 
 def after_migrate(*, using: str, **_: Any) -> None:
-    """Whoever migrates a database makes what wake-ups need there: as a rule nobody else may. Without it queues are polled."""
+    """Whoever migrates a database makes what wake-ups need there: as a rule nobody else may. Without it queues are
+    polled."""
     connection = connections[using]
     if not settings.NOTIFY or not router.allow_migrate_model(using, DelayedMessage):
         return
@@ -107,10 +110,10 @@ def after_migrate(*, using: str, **_: Any) -> None:
 
 
 def run_every_hook(connection: Any, first: Callable[[], None] | None = None) -> bool:
-    """Let each ``on_commit`` hook of the connection's transaction run after the commit, also behind one that raises, which
-    is logged; whether there are any. For a transaction of ours in which code of the user ran: once it has committed, the
-    message is ended, and there is nobody to whom the error could go; Django would drop the hooks behind it, the user's and
-    ours. ``first`` is called between the commit and the first of them."""
+    """Let each ``on_commit`` hook of the connection's transaction run after the commit, also behind one that raises,
+    which is logged; whether there are any. For a transaction of ours in which code of the user ran: once it has
+    committed, the message is ended, and there is nobody to whom the error could go; Django would drop the hooks behind
+    it, the user's and ours. ``first`` is called between the commit and the first of them."""
     hooks = connection.run_on_commit
     if not hooks:
         return False
@@ -121,8 +124,8 @@ def run_every_hook(connection: Any, first: Callable[[], None] | None = None) -> 
 
 
 def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
-    """Django lets pass what is no ``Exception``: ``sys.exit()`` or a cancelled coroutine would end the worker's thread. And it
-    logs one that raises by its ``__qualname__``, which a ``functools.partial`` has not."""
+    """Django lets pass what is no ``Exception``: ``sys.exit()`` or a cancelled coroutine would end the worker's thread.
+    And it logs one that raises by its ``__qualname__``, which a ``functools.partial`` has not."""
 
     def run() -> None:
         try:
@@ -144,8 +147,8 @@ def _after_commit(connection: Any, payload: str) -> None:
         return
     wake = _callback(connection.alias, payload)
     pending = connection.run_on_commit
-    # A transaction that sends a thousand messages wakes once, also in a thousand savepoints: what is still pending was told
-    # in savepoints that are open or released, so that whatever rolls it back takes this send with it.
+    # A transaction that sends a thousand messages wakes once, also in a thousand savepoints: what is still pending was
+    # told in savepoints that are open or released, so that whatever rolls it back takes this send with it.
     if not (pending and pending[-1][1] is wake):
         connection.on_commit(wake, robust=True)
 

@@ -1,7 +1,7 @@
 """The Django app that carries the worker commands.
 
-A checkout has it as ``workers``, an installed project as ``queueapp.workers``, so that the name ``workers`` is free for a package of
-the project. No module in this package uses either name; imports are relative.
+A checkout has it as ``workers``, an installed project as ``queueapp.workers``, so that the name ``workers`` is free for
+a package of the project. No module in this package uses either name; imports are relative.
 """
 
 from __future__ import annotations

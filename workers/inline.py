@@ -40,8 +40,7 @@ from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claims import BODY, HEADERS, ID, SEQ, Claimed
 from queueapp.topics.evaluate_pending import evaluate_pending_messages
 
-from .connections.changes import unwatch_thread
-from .connections.handed_out import HandedOut
+from .connections.connection_guard import ConnectionGuard, unwatch_thread
 from .processes.watchdog import Watchdog
 from .receiving.events import NoPump
 from .receiving.handlers import HandlerTable
@@ -126,13 +125,13 @@ class _InlineHealth(QueueHealth):
         raise error
 
 
-class _Untouchable(HandedOut):
+class _BorrowedConnectionGuard(ConnectionGuard):
     """In a transaction that is somebody else's: what it is handed out with is looked at as ever, but only on the own alias. On
     others the transaction that is open is not the handler's either."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
-        self._opened = {alias: self._connection}
+        self._by_alias = {alias: self._connection}
 
 
 class _Inline(Receiver):
@@ -158,7 +157,7 @@ class _Inline(Receiver):
     def bind(self) -> None:
         super().bind()
         if self.nested:
-            self.guard = _Untouchable(self.alias)
+            self.guard = _BorrowedConnectionGuard(self.alias)
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
         if isinstance(self, TransactionalReceiver) and not leased:

@@ -1,4 +1,5 @@
-"""Evaluates alerts and sends their notifications, beside the maintenance of a database and only while that is the leader.
+"""Evaluates alerts and sends their notifications, beside the maintenance of a database and only while that is the
+leader.
 
 It has a thread of its own, because a webhook that hangs must not delay the release of leases.
 """

@@ -3,8 +3,8 @@
 Three layers, each for what the one before cannot see:
 
 * keepalives and ``tcp_user_timeout`` of this host's kernel: the server's host or the network has vanished;
-* the same on the server, and its check of clients in mid-query: a worker has vanished, and the rows that it locked are free as
-  soon as the server notices;
+* the same on the server, and its check of clients in mid-query: a worker has vanished, and the rows that it locked are
+  free as soon as the server notices;
 * ``ResponseDeadline``: the peer acknowledges every byte and never answers (a frozen server, one that died behind a load
   balancer). ``ConnectionWatchdog`` shuts down the socket of a statement of the engine that takes longer than
   ``DATABASE_TIMEOUT``; the waiting thread gets an ordinary lost connection. Handlers have their time limits instead.
@@ -41,9 +41,11 @@ _CHECK_INTERVAL = 0.25
 
 
 def prepare_connections() -> Callable[[], None]:
-    """Set the options above, and those that suit handlers, on this process' databases, where the project has not set them.
+    """Set the options above, and those that suit handlers, on this process' databases, where the project has not set
+    them.
 
-    To be called before the first connection. The returned function restores the options, for a process that goes on (a test run).
+    To be called before the first connection. The returned function restores the options, for a process that goes on (a
+    test run).
     """
     limit, before = settings.DATABASE_TIMEOUT, {}
     for alias in connections:
@@ -83,10 +85,12 @@ def _connected(*, connection: Any, **_: Any) -> None:
 
 
 class ResponseDeadline:
-    """``with ResponseDeadline(connection):`` the server has to answer this thread's statements within ``DATABASE_TIMEOUT``.
+    """``with ResponseDeadline(connection):`` the server has to answer this thread's statements within
+    ``DATABASE_TIMEOUT``.
 
-    ``restart`` begins a new statement; ``pause`` excludes a handler in between. The block is on the path of every claim and ack
-    and costs one dict entry: no lock, no timer. After a nested block the outer one goes on, with its clock restarted.
+    ``restart`` begins a new statement; ``pause`` excludes a handler in between. The block is on the path of every claim
+    and ack and costs one dict entry: no lock, no timer. After a nested block the outer one goes on, with its clock
+    restarted.
     """
 
     __slots__ = ("_connection", "_outer", "_raw")
@@ -134,7 +138,8 @@ class ResponseDeadline:
 
 @contextlib.contextmanager
 def deadline_per_statement(connection: Any) -> Iterator[None]:
-    """A ``ResponseDeadline`` for each statement of a Django cursor in the block, for figures, which are many statements."""
+    """A ``ResponseDeadline`` for each statement of a Django cursor in the block, for figures, which are many
+    statements."""
     with ResponseDeadline(connection) as deadline:
 
         def restarting(execute: Callable[..., Any], *statement: Any) -> Any:
@@ -153,7 +158,8 @@ def restart_deadline() -> None:
 
 
 def pause_deadline() -> tuple[float, Any] | None:
-    """This thread runs something other than the engine's statements until ``resume_deadline``, which takes what this returns."""
+    """This thread runs something other than the engine's statements until ``resume_deadline``, which takes what this
+    returns."""
     return _waiting.pop(threading.get_ident(), None)
 
 
@@ -166,8 +172,8 @@ def resume_deadline(paused: tuple[float, Any] | None) -> None:
 def without_deadline(what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
     """A ``callbacks.Guard`` for services.
 
-    The callback has no response deadline, a transaction that it leaves open is rolled back, and its ``sys.exit()`` does not end
-    the service.
+    The callback has no response deadline, a transaction that it leaves open is rolled back, and its ``sys.exit()`` does
+    not end the service.
     """
     paused = pause_deadline()
     try:

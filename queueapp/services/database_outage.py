@@ -1,12 +1,13 @@
 """Whether a database answers, as far as this process knows: one log line when it stops, and one when it answers again.
 
-The first statement of the engine that loses its connection, or gets none, begins an *outage* (``ResponseDeadline`` reports it).
-Failures during it belong to it, and the circuit breakers do not log them again. It ends with the first new connection, opened by
-any thread, that answers a statement; callbacks registered with ``on_recovery`` then run, so that the listener reconnects at once.
-An old connection proves nothing: its answer may have been on the way when the server went.
+The first statement of the engine that loses its connection, or gets none, begins an *outage* (``ResponseDeadline``
+reports it). Failures during it belong to it, and the circuit breakers do not log them again. It ends with the first new
+connection, opened by any thread, that answers a statement; callbacks registered with ``on_recovery`` then run, so that
+the listener reconnects at once. An old connection proves nothing: its answer may have been on the way when the server
+went.
 
-A database that comes and goes would fill the log: an outage that begins less than ``SPACING`` after the end of the last one is
-reported only once it has lasted for ``NOTABLE``.
+A database that comes and goes would fill the log: an outage that begins less than ``SPACING`` after the end of the last
+one is reported only once it has lasted for ``NOTABLE``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The delayed dispatcher: moves due messages to their queues, and sleeps until the next one is due.
 
-One elected dispatcher per database and set of queues does the work; the others of that set wait until its lease expires. (Two
-projects on one database do not know each other's queues, so each has a leader of its own: otherwise the messages of one would wait
-for ever while the other's leads. During a deploy that adds a queue both versions lead; rows are locked, so they share the work.)
-A notification wakes it when a message is stored that may be due sooner. A round moves a batch in one transaction; a full batch is
-followed by the next at once.
+One elected dispatcher per database and set of queues does the work; the others of that set wait until its lease
+expires. (Two projects on one database do not know each other's queues, so each has a leader of its own: otherwise the
+messages of one would wait for ever while the other's leads. During a deploy that adds a queue both versions lead; rows
+are locked, so they share the work.) A notification wakes it when a message is stored that may be due sooner. A round
+moves a batch in one transaction; a full batch is followed by the next at once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class DelayedDispatcher(Service):
             except Error as error:
                 wait = self._failed(error, self.fetch_breaker)
             except Exception as error:
-                # Recording a failure has failed (the database, a row that vanished, another store): nothing was committed.
+                # Recording a failure has failed (the database, a row that vanished, another store): nothing was
+                # committed.
                 wait = self._failed(_cause(error), self.recovery_breaker)
             if woken:
                 # Notifications are throttled: one more round sees what was stored just after this one.

@@ -1,7 +1,8 @@
-"""Evaluates messages that other programs have inserted into queues with expressions (``queueapp.topics.evaluate_pending``).
+"""Evaluates messages that other programs have inserted into queues with expressions
+(``queueapp.topics.evaluate_pending``).
 
-A plain INSERT sends no notification, so this service polls once in a peek delay: one probe of a small index per queue. Every
-dispatcher process does it, and batches skip locked rows, so several share the work.
+A plain INSERT sends no notification, so this service polls once in a peek delay: one probe of a small index per queue.
+Every dispatcher process does it, and batches skip locked rows, so several share the work.
 """
 
 from __future__ import annotations

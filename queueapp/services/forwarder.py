@@ -1,7 +1,7 @@
 """The forwarder: moves due messages from the delayed store of one database to queues of another.
 
-It is a dispatcher for one pair of databases, with its own thread, connections and breakers, so that a target that is down or hangs
-delays no messages for other targets. It runs only where a queue's ``Delivery.delayed_in`` asks for it.
+It is a dispatcher for one pair of databases, with its own thread, connections and breakers, so that a target that is
+down or hangs delays no messages for other targets. It runs only where a queue's ``Delivery.delayed_in`` asks for it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Forwarder(DelayedDispatcher):
         self._term = 0
 
     def _scope(self) -> tuple[str, str]:
-        # The role depends on the queues that it moves for: a version that knows more queues elects a leader of its own, or their
-        # messages would wait until this one ends.
+        # The role depends on the queues that it moves for: a version that knows more queues elects a leader of its own,
+        # or their messages would wait until this one ends.
         known = self.target, sorted(delayed.addresses(self.alias).get(self.target, ()))
         return f"{self.alias} for {self.target}", f" {zlib.crc32(repr(known).encode()):08x}"
 

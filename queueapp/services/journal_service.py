@@ -1,9 +1,10 @@
 """The journal of one database: fills the queues that read it, and removes entries whose retention is over.
 
-One process per database and set of queues does it, elected for this alone; the cursors are locked, so two at once only share the
-work. A queue with ``target_queue_depth`` is filled up as soon as it is half empty, or a publisher sends a notification. While
-entries wait in the journal, for capacity of the queue or for a transaction that began before them, the service polls every
-``POLL_INTERVAL`` seconds. Other queues get nothing from the journal as a rule and are polled every ``IDLE_POLL_INTERVAL``.
+One process per database and set of queues does it, elected for this alone; the cursors are locked, so two at once only
+share the work. A queue with ``target_queue_depth`` is filled up as soon as it is half empty, or a publisher sends a
+notification. While entries wait in the journal, for capacity of the queue or for a transaction that began before them,
+the service polls every ``POLL_INTERVAL`` seconds. Other queues get nothing from the journal as a rule and are polled
+every ``IDLE_POLL_INTERVAL``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class _FedQueue:
         self.queue = queue
         self.feeder = QueueFeeder(queue, alias)
         self.due = 0.0
-        #: The number of messages with which it was full: it is not filled again before it is half empty, or may have more.
+        #: The number of messages with which it was full: it is not filled again before it is half empty, or may have
+        #: more.
         self.full_with: int | None = None
 
 
@@ -143,8 +145,8 @@ class JournalService(Service):
         )
 
     def _isolated(self, fed: _FedQueue, step: Callable[[_FedQueue], None]) -> None:
-        """A queue that is not migrated yet, may not be written to, or fails for a reason of its own must not stop the others.
-        Errors of the database go to the breaker."""
+        """A queue that is not migrated yet, may not be written to, or fails for a reason of its own must not stop the
+        others. Errors of the database go to the breaker."""
         try:
             step(fed)
         except InvalidOption as error:

@@ -1,9 +1,9 @@
 """Elects one process per database for a role: a row with a lease by the database's clock, as in River.
 
-**follower** -> takes a free or expired row: a new *term* -> **leader**, until a renewal fails or its own monotonic clock, measured
-from *before* the last successful statement, says that the lease may be over. It steps down early rather than late. Renewing and
-resigning name the term, so an old leader never touches a new one's row. Two leaders at once only waste work: dispatching skips
-locked rows.
+**follower** -> takes a free or expired row: a new *term* -> **leader**, until a renewal fails or its own monotonic
+clock, measured from *before* the last successful statement, says that the lease may be over. It steps down early rather
+than late. Renewing and resigning name the term, so an old leader never touches a new one's row. Two leaders at once
+only waste work: dispatching skips locked rows.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Elector:
 
     def _take(self) -> bool:
         rows = Leader.objects.using(self.alias).filter(role=self.role)
-        # A restarted process keeps its holder id and need not wait for its own old lease. No candidate grants itself more than a
-        # term: a lease that ends later is of a clock that was set back since, or of another server's.
+        # A restarted process keeps its holder id and need not wait for its own old lease. No candidate grants itself
+        # more than a term: a lease that ends later is of a clock that was set back since, or of another server's.
         over = Q(expires__lte=Now()) | Q(expires__gt=Now() + 2 * TERM)
         free = rows.filter(over | Q(holder=self.holder))
         if not free.update(holder=self.holder, term=F("term") + 1, elected_at=Now(), expires=Now() + self.period):

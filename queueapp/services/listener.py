@@ -1,8 +1,8 @@
 """Receives notifications: one connection per process and database that does nothing else (LISTEN, or Service Broker).
 
-Peeks and claims never wait for it. Where notifications do not work (a pooler in transaction mode, a database without Service
-Broker) the log says so once, and queues are polled. A round trip every ``LIVENESS`` seconds detects a half-open connection. After
-an outage the listener reconnects as soon as any connection of the process works.
+Peeks and claims never wait for it. Where notifications do not work (a pooler in transaction mode, a database without
+Service Broker) the log says so once, and queues are polled. A round trip every ``LIVENESS`` seconds detects a half-open
+connection. After an outage the listener reconnects as soon as any connection of the process works.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Maintenance of one database: expired messages are deleted, and the leases of dead subscribers are released.
 
-Also: messages with a priority that no claim finds get the nearest one; poison messages that were archived or edited are deleted
-after their retention; delayed messages for unknown queues, and messages that no consumer takes, are named in the log.
+Also: messages with a priority that no claim finds get the nearest one; poison messages that were archived or edited are
+deleted after their retention; delayed messages for unknown queues, and messages that no consumer takes, are named in
+the log.
 
-One process per database and set of queues does all of it, elected for this alone: it need not be the one that dispatches delayed
-messages. Every task is idempotent and works in small batches that skip locked rows, so no task waits for a lock, and two leaders
-at once only share the work.
+One process per database and set of queues does all of it, elected for this alone: it need not be the one that
+dispatches delayed messages. Every task is idempotent and works in small batches that skip locked rows, so no task waits
+for a lock, and two leaders at once only share the work.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class Maintenance(Service):
         return self._elector.is_leader
 
     def may_continue(self) -> bool:
-        """Whether work in batches may go on: the service was not asked to end, and renews its lease, which a long purge needs."""
+        """Whether work in batches may go on: the service was not asked to end, and renews its lease, which a long purge
+        needs."""
         return not self.stopping and self._elector.try_lead()
 
     def _tasks(self) -> list[_Periodic]:
@@ -150,8 +152,8 @@ class Maintenance(Service):
         ]
 
     def _attempt(self, task: Callable[..., Any], *args: Any) -> None:
-        """Run a task. The failure of one must not end the round, or the first queue with a trigger that raises would prevent the
-        purge of all others. The round counts as failed all the same."""
+        """Run a task. The failure of one must not end the round, or the first queue with a trigger that raises would
+        prevent the purge of all others. The round counts as failed all the same."""
         try:
             task(*args)
         except Error as error:
@@ -247,8 +249,8 @@ class Maintenance(Service):
             )  # fmt: skip
 
     def _report_unroutable(self) -> None:
-        """One line per recipient or queue. Of an unknown type each worker that meets it logs a line, and of a priority the task that
-        moves its messages."""
+        """One line per recipient or queue. Of an unknown type each worker that meets it logs a line, and of a priority
+        the task that moves its messages."""
         for queue, unroutable in statistics.unroutable_in(self.alias):
             if unroutable.what not in ("type", "priority") and self._may_report(
                 (queue, unroutable.what, unroutable.name)
@@ -264,9 +266,11 @@ class Maintenance(Service):
 
 
 def clamp_priorities(queue: Any, alias: str, service: Maintenance | None = None) -> Counter[int]:
-    """Move messages whose priority no claim finds to the nearest level, in batches; returns how many had which priority.
+    """Move messages whose priority no claim finds to the nearest level, in batches; returns how many had which
+    priority.
 
-    Messages for recipients that are no consumers of this project stay as they are: their queue may have other levels elsewhere.
+    Messages for recipients that are no consumers of this project stay as they are: their queue may have other levels
+    elsewhere.
     """
     connection = connections[alias]
     sql = queue_sql(queue, connection)
@@ -299,7 +303,8 @@ def _log_moved(queue: Any, moved: Counter[int]) -> None:
 
 
 def purge_expired(queue: Any, alias: str, service: Maintenance | None = None) -> int:
-    """Delete the expired messages of a queue in batches, each of which is sent as the signal ``expired``; returns how many."""
+    """Delete the expired messages of a queue in batches, each of which is sent as the signal ``expired``; returns how
+    many."""
     batch = settings.PURGE_BATCH
     total = _in_batches(lambda: delete_expired(queue, alias, batch), batch, service)
     if total:
@@ -325,8 +330,8 @@ def _messages(count: int) -> str:
 
 
 def _in_batches(step: Callable[[], int], batch: int, service: Maintenance | None) -> int:
-    """Repeat the step, which deletes or changes at most ``batch`` rows, until it does fewer or the service may not continue; returns
-    how many rows there were."""
+    """Repeat the step, which deletes or changes at most ``batch`` rows, until it does fewer or the service may not
+    continue; returns how many rows there were."""
     total = 0
     while service is None or service.may_continue():
         restart_deadline()

@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-#: Called now and then with a database alias and a function that says whether to continue. Each works in batches that skip locked
-#: rows and wait for no lock.
+#: Called now and then with a database alias and a function that says whether to continue. Each works in batches that
+#: skip locked rows and wait for no lock.
 hooks: list[Callable[[str, Callable[[], bool]], Any]] = []

@@ -1,7 +1,7 @@
 """Releases the leases of subscribers that have no heartbeat any more, and deletes their rows.
 
-The maintenance of a database does it, for the subscribers of every project in the database. Each step can be repeated by another
-process: the row of the dead subscriber is deleted last.
+The maintenance of a database does it, for the subscribers of every project in the database. Each step can be repeated
+by another process: the row of the dead subscriber is deleted last.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ Unreleasable = dict[uuid.UUID, str]
 
 
 def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None) -> int:
-    """Release what subscribers without a heartbeat hold, and delete their rows; returns how many messages were released.
+    """Release what subscribers without a heartbeat hold, and delete their rows; returns how many messages were
+    released.
 
-    Subscribers of other projects too: a row names its queue's table. ``unreleasable`` collects those that this process cannot
-    release; the log names each of their queues once, and they are not tried again.
+    Subscribers of other projects too: a row names its queue's table. ``unreleasable`` collects those that this process
+    cannot release; the log names each of their queues once, and they are not tried again.
     """
     connection = connections[alias]
     unreleasable = {} if unreleasable is None else unreleasable
@@ -57,8 +58,8 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
             continue
         if settings.ALERTS:
             alerts.record_death(alias, row)
-        # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole tree is
-        # counted the next time.
+        # First the mark: from now on attempts are recorded before handlers run, so that a message that kills the whole
+        # tree is counted the next time.
         QueueControl.objects.using(alias).update_or_create(
             queue=row.queue, defaults={"crash_tracking_until": Now() + settings.CRASH_TRACKING_PERIOD}
         )
@@ -95,9 +96,9 @@ def _if_dead(alias: str, row: Subscriber) -> QuerySet[Subscriber]:
 
 
 def _is_dead(alias: str, row: Subscriber) -> bool:
-    """Whether it still is, checked again before each step: releasing the leases of others takes time, and a process may have come
-    back (its network stood still for as long as a heartbeat) and have new leases, which another worker would handle as well
-    (observed: a heartbeat was back 0.2 s before its leases were released)."""
+    """Whether it still is, checked again before each step: releasing the leases of others takes time, and a process may
+    have come back (its network stood still for as long as a heartbeat) and have new leases, which another worker would
+    handle as well (observed: a heartbeat was back 0.2 s before its leases were released)."""
     return _if_dead(alias, row).exists()
 
 

@@ -1,9 +1,11 @@
-"""The base of the long-running parts of a process: one thread each, with a start and a stop, and no end that goes unnoticed.
+"""The base of the long-running parts of a process: one thread each, with a start and a stop, and no end that goes
+unnoticed.
 
-States: **stopped** -> ``start`` -> **running** -> ``ask_to_stop`` -> **stopping** -> its thread ends -> **stopped**. A service that
-ends without having been asked, by any exception or by returning, is logged with its traceback and reported to its process, which
-stops in order and is replaced: without its heartbeat it would be declared dead while it works, without its dispatcher it would
-look healthy and do nothing. ``start`` and ``stop`` may be called at any time and from any thread.
+States: **stopped** -> ``start`` -> **running** -> ``ask_to_stop`` -> **stopping** -> its thread ends -> **stopped**. A
+service that ends without having been asked, by any exception or by returning, is logged with its traceback and reported
+to its process, which stops in order and is replaced: without its heartbeat it would be declared dead while it works,
+without its dispatcher it would look healthy and do nothing. ``start`` and ``stop`` may be called at any time and from
+any thread.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ log = logging.getLogger("queueapp.workers")
 class ServiceState(NamedTuple):
     """One run of a service, from a start to its end.
 
-    The thread itself sets ``ended``. ``Thread.is_alive`` takes a lock, and up to Python 3.12 an exception that arrives there (an
-    exit, a time limit; gevent switches there) leaves a running thread marked as ended. Observed with a Celery worker under gevent:
-    on shutdown it did not wait for its process agent to deregister.
+    The thread itself sets ``ended``. ``Thread.is_alive`` takes a lock, and up to Python 3.12 an exception that arrives
+    there (an exit, a time limit; gevent switches there) leaves a running thread marked as ended. Observed with a Celery
+    worker under gevent: on shutdown it did not wait for its process agent to deregister.
     """
 
     thread: threading.Thread
@@ -84,7 +86,8 @@ class Service:
         return self.join(seconds)
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for the end; returns whether it has ended. Returns at once on its own thread, and when it was never started."""
+        """Wait for the end; returns whether it has ended. Returns at once on its own thread, and when it was never
+        started."""
         state = self._state
         if state is None or state.process != os.getpid():
             return True

@@ -1,7 +1,7 @@
 """The heartbeat of a process that runs the dispatcher, maintenance, or both.
 
-A subscriber row for each says that it is alive and which of its breakers are not closed. It holds no leases: the row of a dead one
-is simply deleted.
+A subscriber row for each says that it is alive and which of its breakers are not closed. It holds no leases: the row of
+a dead one is simply deleted.
 """
 
 from __future__ import annotations

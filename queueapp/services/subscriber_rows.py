@@ -43,8 +43,8 @@ def heartbeat(
 ) -> bool:
     """Write a subscriber's heartbeat and what has changed.
 
-    False: its row did not exist, because this is the first heartbeat, or because the process was declared dead and its leases were
-    released. The row is then written anew, with ``first_columns``.
+    False: its row did not exist, because this is the first heartbeat, or because the process was declared dead and its
+    leases were released. The row is then written anew, with ``first_columns``.
     """
     rows = Subscriber.objects.using(alias)
     if rows.filter(pk=subscriber).update(**liveness_columns(), **changes):

@@ -1,21 +1,22 @@
-"""Subscribers of other process trees that may have died: while there are some, their queues are received with crash tracking.
+"""Subscribers of other process trees that may have died: while there are some, their queues are received with crash
+tracking.
 
-A message that kills its whole tree leaves no process to count it. The next tree has to count it, so it has to know that there was
-a previous run: by rows of subscribers that did not deregister. But such a row looks like that of a living neighbour, and crash
-tracking because of a neighbour handles one message after the other for no reason. So each row of another tree that exists when a
-process begins is judged by what can be known at once:
+A message that kills its whole tree leaves no process to count it. The next tree has to count it, so it has to know that
+there was a previous run: by rows of subscribers that did not deregister. But such a row looks like that of a living
+neighbour, and crash tracking because of a neighbour handles one message after the other for no reason. So each row of
+another tree that exists when a process begins is judged by what can be known at once:
 
-* on this host, by its process: does it still exist, with the same start time (process ids are reused, above all in a container
-  that was restarted)? Then it lives. If not, it is dead: the usual case of a tree that starts again.
-* on another host, by its heartbeat, which counts as alive until shown otherwise. It is *late* once it has missed one and may be
-  dead from then on. A tree that starts again under another host name knows no better: a message that kills it each time is not
-  counted for the runs that fit into two heartbeats, and then it is.
+* on this host, by its process: does it still exist, with the same start time (process ids are reused, above all in a
+  container that was restarted)? Then it lives. If not, it is dead: the usual case of a tree that starts again.
+* on another host, by its heartbeat, which counts as alive until shown otherwise. It is *late* once it has missed one
+  and may be dead from then on. A tree that starts again under another host name knows no better: a message that kills
+  it each time is not counted for the runs that fit into two heartbeats, and then it is.
 
-A row is judged again at each check until it has shown a heartbeat or is gone: deregistered, or declared dead, which is then known.
-A subscriber that dies after this process has begun is found by its time, ``alive_until``, as are the rows of the long dead. A row
-that no process deletes (none is permitted to, or none runs maintenance) counts for as long as one that was deleted:
-``CRASH_TRACKING_PERIOD``, from when this process first saw it. By its own clock and not by the row's time: each run of a tree has
-to track crashes at first.
+A row is judged again at each check until it has shown a heartbeat or is gone: deregistered, or declared dead, which is
+then known. A subscriber that dies after this process has begun is found by its time, ``alive_until``, as are the rows
+of the long dead. A row that no process deletes (none is permitted to, or none runs maintenance) counts for as long as
+one that was deleted: ``CRASH_TRACKING_PERIOD``, from when this process first saw it. By its own clock and not by the
+row's time: each run of a tree has to track crashes at first.
 """
 
 from __future__ import annotations

@@ -231,7 +231,9 @@ def struck(
 
 
 CUT_OFF = "WorkerStopped: crash.atmostonce was interrupted: the worker stops."
-LOST = "LeftBehind: The session on 'default' was lost while the handler ran, which swallowed the error: let it pass."
+LOST = (
+    "LeakedState: The session on 'default' was lost while the handler ran, which swallowed the error: do not catch it."
+)
 
 
 @shared_on_both
@@ -242,7 +244,7 @@ LOST = "LeftBehind: The session on 'default' was lost while the handler ran, whi
         ((DIED,), [], False),
         ((DIED, LOST), [struck()], True),
         ((LOST,), [], False),
-        (("LeftBehind: The handler left a transaction open on 'default'",), [struck()], False),
+        (("LeakedState: The handler left a transaction open on 'default'",), [struck()], False),
         ((DIED,), [struck(HOLDER)], False),
         ((DIED,), [struck(ago=timedelta(days=-1))], False),
         (("TransactionManagementError: an error occurred in the current transaction",), [struck()], False),

@@ -1,1 +1,1 @@
-"""Connections that may be dead, and databases that may be down."""
+"""The guard around the database connections that handlers use."""

@@ -13,8 +13,8 @@ from ..processes.http import Endpoint, parse_address
 
 
 def bind(text: str | None) -> Endpoint | None:
-    """Bind the address of ``--http``, before anything else runs. Raises InvalidOption, and CommandError for an address that cannot be
-    bound."""
+    """Bind the address of ``--http``, before anything else runs. Raises InvalidOption, and CommandError for an address
+    that cannot be bound."""
     if text is None:
         return None
     host, port = parse_address(text)
@@ -25,7 +25,8 @@ def bind(text: str | None) -> Endpoint | None:
 
 
 def report_database(command: BaseCommand, alias: str, models: Iterable[Any]) -> None:
-    """Write remarks about the database to stdout, and what its tables lack to stderr, with the statement that repairs it."""
+    """Write remarks about the database to stdout, and what its tables lack to stderr, with the statement that repairs
+    it."""
     for remark in schema_check.remarks(alias):
         command.stdout.write(f"Database {alias}: {remark.text}." + (f" {remark.advice}" if remark.advice else ""))
     for model in models:

@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 class CachedQuery(Generic[_T]):
     """The result of ``read``, at most ``max_age`` seconds old.
 
-    A caller waits for at most ``timeout`` seconds; None: there is no result by then. However many call, and however long the
-    database takes, one thread reads, with one connection.
+    A caller waits for at most ``timeout`` seconds; None: there is no result by then. However many call, and however
+    long the database takes, one thread reads, with one connection.
     """
 
     def __init__(self, read: Callable[[], _T], max_age: float = 2.0, timeout: float = 5.0) -> None:
@@ -34,8 +34,8 @@ class CachedQuery(Generic[_T]):
             called = monotonic()
             if called - self._read_at > self._max_age:
                 if not self._reading:
-                    # The flag is set only once the thread runs: where no thread can be started now, a later call may. The thread
-                    # waits for this lock before it reports its end.
+                    # The flag is set only once the thread runs: where no thread can be started now, a later call may.
+                    # The thread waits for this lock before it reports its end.
                     threading.Thread(target=self._run, name="background-query", daemon=True).start()
                     self._reading = True
                 self._cond.wait_for(lambda: not self._reading, self._timeout)

@@ -1,10 +1,10 @@
 """One worker process: the pumps of its queues, and the services beside them. Started by the supervisor.
 
-A shutdown has stages: SIGTERM (or the supervisor's death, seen as the end of a pipe) -> no more claims, and messages that were not
-started are released uncounted -> running handlers get ``SHUTDOWN_GRACE`` -> they are interrupted -> the process ends. A second SIGTERM
-skips the grace. A service or a pump that ends unasked shuts the process down in the same stages, and its exit code says so: the
-supervisor starts another one. A SIGTERM that arrives before there is anything to stop, during imports and set-up, ends the process at
-once.
+A shutdown has stages: SIGTERM (or the supervisor's death, seen as the end of a pipe) -> no more claims, and messages
+that were not started are released uncounted -> running handlers get ``SHUTDOWN_GRACE`` -> they are interrupted -> the
+process ends. A second SIGTERM skips the grace. A service or a pump that ends unasked shuts the process down in the same
+stages, and its exit code says so: the supervisor starts another one. A SIGTERM that arrives before there is anything to
+stop, during imports and set-up, ends the process at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class ChildOptions:
 
 
 class ShutdownStages:
-    """The stages of a shutdown, advanced by ``signals`` and by the supervisor's death: the end of the pipe ``parent_fd``."""
+    """The stages of a shutdown, advanced by ``signals`` and by the supervisor's death: the end of the pipe
+    ``parent_fd``."""
 
     def __init__(self, parent_fd: int = -1, signals: Sequence[int] = ()) -> None:
         self._numbers = signals
@@ -84,8 +85,9 @@ class ShutdownStages:
         threading.Thread(target=self._follow, name="shutdown-stages", daemon=True).start()
 
     def begin(self) -> None:
-        """From now on there is something to stop in stages. Until then a signal has its default effect: nothing is claimed yet, and
-        imports and ``AppConfig.ready()`` may take longer than the supervisor waits, on a busy machine."""
+        """From now on there is something to stop in stages. Until then a signal has its default effect: nothing is
+        claimed yet, and imports and ``AppConfig.ready()`` may take longer than the supervisor waits, on a busy machine.
+        """
         for number in self._numbers:
             signal.signal(number, self.advance)
 
@@ -96,8 +98,8 @@ class ShutdownStages:
     def wait(self, seconds: float = math.inf) -> bool:
         """Wait on the main thread until the process is to stop, at most so long; returns whether it is.
 
-        In slices: CPython runs a handler when the main thread awakes, and a signal that was sent while the process stood still
-        (SIGSTOP, a debugger) goes to the first thread that runs again, which wakes no other.
+        In slices: CPython runs a handler when the main thread awakes, and a signal that was sent while the process
+        stood still (SIGSTOP, a debugger) goes to the first thread that runs again, which wakes no other.
         """
         until = monotonic() + seconds
         while not self.stopping.wait(max(0.0, min(SLICE, until - monotonic()))):

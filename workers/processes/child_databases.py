@@ -1,7 +1,7 @@
 """Child processes use the databases of their parent, whatever the settings that they import say.
 
-A test run renames its databases after the settings were read; a child process reads the settings anew and would open the real ones.
-So the names are part of the child's options and are set before it connects.
+A test run renames its databases after the settings were read; a child process reads the settings anew and would open
+the real ones. So the names are part of the child's options and are set before it connects.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def use_databases(names: Mapping[str, str]) -> None:
 
 
 def require_shareable_databases() -> None:
-    """Raise CommandError where child processes could not use what this process uses: in a transaction, which they do not see, or
-    with settings that are in no module."""
+    """Raise CommandError where child processes could not use what this process uses: in a transaction, which they do
+    not see, or with settings that are in no module."""
     if not os.environ.get("DJANGO_SETTINGS_MODULE") and not getattr(django_settings, "SETTINGS_MODULE", None):
         raise CommandError(
             "The settings were made by settings.configure(), so worker processes cannot import them: put them into a module "

@@ -1,18 +1,20 @@
 """What happens to the messages of a process that has died: none is lost, and none ends workers for ever.
 
-The message that a handler was processing has its attempt counted, in every semantics, and ends as poison like after any other failure:
-a handler that segfaults, is killed by the OOM killer or calls ``os._exit`` does not block its queue. Messages that the process had
-leased and not started are released uncounted. Where the database is away, the report is kept for another try.
+The message that a handler was processing has its attempt counted, in every semantics, and ends as poison like after any
+other failure: a handler that segfaults, is killed by the OOM killer or calls ``os._exit`` does not block its queue.
+Messages that the process had leased and not started are released uncounted. Where the database is away, the report is
+kept for another try.
 
-A TRANSACTIONAL message is free again when the server rolls its dead receiver back, and counted when the supervisor, which learns of
-the death a moment later, has its row. In between another process may take it and die of it as well (also while the supervisor waits
-for the row: a claim that comes by when it becomes free is first), so a message that ends its process runs at most ``attempts`` +
-processes - 1 times, counting all worker processes of its queue: each of them is replaced only when its crash was counted (or the
-database was away), so each has at most one death that was not, and the last count is one of theirs. A leased message is counted
-before its handler runs: at most ``attempts`` times.
+A TRANSACTIONAL message is free again when the server rolls its dead receiver back, and counted when the supervisor,
+which learns of the death a moment later, has its row. In between another process may take it and die of it as well
+(also while the supervisor waits for the row: a claim that comes by when it becomes free is first), so a message that
+ends its process runs at most ``attempts`` + processes - 1 times, counting all worker processes of its queue: each of
+them is replaced only when its crash was counted (or the database was away), so each has at most one death that was not,
+and the last count is one of theirs. A leased message is counted before its handler runs: at most ``attempts`` times.
 
-``CrashRecorder`` writes the reports on a thread of its own, because writing may take long: a row that another session has locked, a
-database that does not answer, a policy or signal receiver of the project. The supervisor's loop waits for none of it.
+``CrashRecorder`` writes the reports on a thread of its own, because writing may take long: a row that another session
+has locked, a database that does not answer, a policy or signal receiver of the project. The supervisor's loop waits for
+none of it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ log = logging.getLogger("queueapp.workers")
 FAILED = 70
 #: Exit code of a child that could not end all of its handlers.
 STUCK = 75
-#: How long to wait for the rows of in-flight messages in total, and for each at a time, so that others need not wait for it.
+#: How long to wait for the rows of in-flight messages in total, and for each at a time, so that others need not wait
+#: for it.
 MAX_LOCK_WAIT, LOCK_WAIT = timedelta(seconds=30), timedelta(milliseconds=500)
 #: Seconds between two rounds of the recorder while there is nothing to write; a report wakes it.
 IDLE = 3600.0
@@ -73,9 +76,9 @@ class CrashReport:
 
     @property
     def is_tried(self) -> bool:
-        """Whether it was recorded, or cannot be for now. A TRANSACTIONAL receive is rolled back when the server notices that its
-        client is gone, which is waited for; a session that holds the row for longer is another receiver, whose handler may take as
-        long as it needs."""
+        """Whether it was recorded, or cannot be for now. A TRANSACTIONAL receive is rolled back when the server notices
+        that its client is gone, which is waited for; a session that holds the row for longer is another receiver, whose
+        handler may take as long as it needs."""
         waited_long = monotonic() > self.since + bounded_lock_wait(MAX_LOCK_WAIT).total_seconds()
         return self.is_recorded or self.refused or waited_long
 
@@ -117,7 +120,8 @@ def exit_text(returncode: int) -> str:
 
 
 class CrashRecorder(Service):
-    """Writes crash reports in the order in which they came; a report that cannot be written is tried again after a while."""
+    """Writes crash reports in the order in which they came; a report that cannot be written is tried again after a
+    while."""
 
     def __init__(self, on_released: Callable[[], None]) -> None:
         """``on_released``: called on this thread when messages of a dead process are free again."""
@@ -159,7 +163,8 @@ class CrashRecorder(Service):
 
 
 def record(reports: Sequence[CrashReport], breaker: CircuitBreaker) -> tuple[list[CrashReport], float]:
-    """Write these reports. Returns those that are not written completely, and how many seconds to wait before the next try."""
+    """Write these reports. Returns those that are not written completely, and how many seconds to wait before the next
+    try."""
     remaining, wait = [], 0.0
     for report in reports:
         try:
@@ -185,8 +190,8 @@ def _is(alias: str, error: Error, kind: ErrorKind) -> bool:
 
 
 def _record(report: CrashReport) -> None:
-    """Write as much as possible: a locked row, or a database that is away, must not delay the rest. Raises where something remains;
-    the error of a lock only if nothing else was in the way."""
+    """Write as much as possible: a locked row, or a database that is away, must not delay the rest. Raises where
+    something remains; the error of a lock only if nothing else was in the way."""
     failed: Error | None = None
     away: set[str] = set()
 
@@ -250,8 +255,8 @@ def _count_in_flight(queue: Any, message: InFlightMessage, text: str) -> None:
 
 
 def _requeue_batch(queue: Any, message: InFlightMessage, text: str) -> None:
-    """A handler was given all of these, and which of them ended the process is unknown: no attempt is counted. Each has one more
-    delivery, and is handled alone from then on (``receiving.receivers``)."""
+    """A handler was given all of these, and which of them ended the process is unknown: no attempt is counted. Each has
+    one more delivery, and is handled alone from then on (``receiving.receivers``)."""
     alias = router.db_for_write(queue)
     connection, sql = connections[alias], queue_sql(queue, connections[alias])
     token = message.token if message.token.int else None

@@ -1,7 +1,8 @@
 """What each receiver is handling at this moment, in memory that outlives the process.
 
-The supervisor maps the same anonymous file. When a child dies without deregistering, the slots show which messages it was handling: the
-crash is counted against those, and its other leases are released uncounted. Writing a slot is one store of eight bytes per message.
+The supervisor maps the same anonymous file. When a child dies without deregistering, the slots show which messages it
+was handling: the crash is counted against those, and its other leases are released uncounted. Writing a slot is one
+store of eight bytes per message.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from queueapp.conf import settings
 
 _SLOT_BYTES = 4096
 _WORDS = _SLOT_BYTES // 8
-# Words of a slot: 0 seq in flight (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers. An AT_MOST_ONCE
-# message is in no table by then: its id is in the words of the token, and its headers follow. 7 how many messages the handler was
-# given, where it takes a batch: their seqs follow, in the words of the headers. 8 whether what the receiver has claimed, or is about to,
-# is in no table (AT_MOST_ONCE).
+# Words of a slot: 0 seq in flight (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers.
+# An AT_MOST_ONCE message is in no table by then: its id is in the words of the token, and its headers follow. 7 how
+# many messages the handler was given, where it takes a batch: their seqs follow, in the words of the headers. 8 whether
+# what the receiver has claimed, or is about to, is in no table (AT_MOST_ONCE).
 _QUEUE, _LENGTH, _BATCH, _UNSTORED, _HEADERS = 5, 6, 7, 8, 72
 
 #: Each queue has slots for so many receivers at least, so that its concurrency can be raised while it is received.

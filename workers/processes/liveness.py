@@ -1,7 +1,7 @@
 """Liveness of the processes of a tree, in memory that they share: each writes the time, the supervisor reads it.
 
-The heartbeats of workers are rows and need the database; these signs say that a process runs Python code at all, whatever its database
-does.
+The heartbeats of workers are rows and need the database; these signs say that a process runs Python code at all,
+whatever its database does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What the processes of a tree count for Prometheus.
 
-``prometheus-client`` runs in its multiprocess mode: the values are in files of a directory of the tree, so none is lost when a process
-is killed, and what handlers measure with the same library is there as well. ``MetricsRecorder`` is the side of a worker process,
-``MetricsCollector`` the side of the supervisor, which also adds up what processes have counted that are gone.
+``prometheus-client`` runs in its multiprocess mode: the values are in files of a directory of the tree, so none is lost
+when a process is killed, and what handlers measure with the same library is there as well. ``MetricsRecorder`` is the
+side of a worker process, ``MetricsCollector`` the side of the supervisor, which also adds up what processes have
+counted that are gone.
 
 Imported only where it is needed: the library is optional.
 """
@@ -227,7 +228,8 @@ class MetricsCollector(Collector):
         yield from (*found, restarts)
 
     def died(self, process: int) -> None:
-        """Add up the counts of a process that is gone, so that a tree whose processes die all the time does not fill its disk."""
+        """Add up the counts of a process that is gone, so that a tree whose processes die all the time does not fill
+        its disk."""
         with self._lock:
             for path in [*self.path.glob(f"*_{process}.db")]:
                 kind = path.name.split("_")[0]

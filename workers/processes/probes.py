@@ -1,7 +1,8 @@
 """The HTTP pages of a process tree: liveness, readiness and metrics.
 
-``/healthz`` is the liveness probe and queries no database: a worker survives an outage of its database, and a restart would only
-add to the load. ``/readyz`` is the readiness probe, for deploys; it checks what ``manage.py healthcheck`` checks.
+``/healthz`` is the liveness probe and queries no database: a worker survives an outage of its database, and a restart
+would only add to the load. ``/readyz`` is the readiness probe, for deploys; it checks what ``manage.py healthcheck``
+checks.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class Probes:
     # -- readiness -----------------------------------------------------------------------------------------------
 
     def readyz(self, request: Request) -> Reply:
-        """200, or 503: a process is missing, the database does not answer, a breaker is open, or a queue exceeds ``?max-age`` or
-        ``?max-waiting``. 400 for another parameter or value."""
+        """200, or 503: a process is missing, the database does not answer, a breaker is open, or a queue exceeds
+        ``?max-age`` or ``?max-waiting``. 400 for another parameter or value."""
         try:
             bounds = _bounds(request.query)
         except ValueError:

@@ -1,7 +1,7 @@
 """The low-water marks of all worker processes of one supervisor, in memory that they share.
 
-A process that knows only its own marks scans over what its siblings have leased since its last claim: with eight of them, most of
-what it reads. A mark is a hint (``queueapp.receiving.low_water_marks``), so writers take no lock.
+A process that knows only its own marks scans over what its siblings have leased since its last claim: with eight of
+them, most of what it reads. A mark is a hint (``queueapp.receiving.low_water_marks``), so writers take no lock.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from zlib import crc32
 
 from queueapp.receiving.low_water_marks import LowWaterMarks
 
-#: Words of one queue: a checksum of its levels, how often messages were returned, how often a mark went down otherwise, then a mark
-#: per level.
+#: Words of one queue: a checksum of its levels, how often messages were returned, how often a mark went down otherwise,
+#: then a mark per level.
 WORDS = 512
 
 
@@ -31,8 +31,8 @@ class SharedLowWaterMarks:
         self._words = memoryview(mmap.mmap(fd, size)).cast("q")
 
     def share(self, queue: int, marks: LowWaterMarks) -> bool:
-        """Keep the marks of a queue here. False: its siblings have other levels (a newer version of the code), or it has too many;
-        then it keeps its own."""
+        """Keep the marks of a queue here. False: its siblings have other levels (a newer version of the code), or it
+        has too many; then it keeps its own."""
         levels = len(marks.levels)
         start = queue * WORDS
         checksum = crc32(repr(marks.levels).encode()) + 1

@@ -1,8 +1,8 @@
 """Signals of a process as a count and a descriptor that becomes readable, so that no signal handler takes a lock.
 
-Python runs a signal handler between two bytecodes of the main thread, whatever that is doing. An ``Event.set()`` there waits for ever
-when the main thread was just inside the lock of that event's ``wait()``, and logging has locks as well. So a handler sends one byte to
-its own process, and a loop acts on it.
+Python runs a signal handler between two bytecodes of the main thread, whatever that is doing. An ``Event.set()`` there
+waits for ever when the main thread was just inside the lock of that event's ``wait()``, and logging has locks as well.
+So a handler sends one byte to its own process, and a loop acts on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _STOP, _WAKE = b"s", b"w"
 
 
 class Signals:
-    """The signals that have arrived. ``stop`` and ``wake`` may be called by signal handlers and by any thread; ``wait`` by one."""
+    """The signals that have arrived. ``stop`` and ``wake`` may be called by signal handlers and by any thread; ``wait``
+    by one."""
 
     def __init__(self, watched: int = -1) -> None:
         #: How often it was asked to stop.
@@ -54,7 +55,8 @@ class Signals:
 
     @contextlib.contextmanager
     def installed(self, *, children: bool = False) -> Iterator[None]:
-        """In the block SIGTERM and SIGINT of this process are counted, and the end of a child ends the wait. Main thread only."""
+        """In the block SIGTERM and SIGINT of this process are counted, and the end of a child ends the wait. Main
+        thread only."""
         wanted = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop}
         if children:
             wanted[signal.SIGCHLD] = self.wake

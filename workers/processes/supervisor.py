@@ -1,8 +1,9 @@
 """The process tree: one supervisor, N worker processes, and one process that runs the dispatcher and maintenance.
 
-The supervisor starts children, restarts the ones that die (with back-off), and stops them in stages. It knows from shared memory which
-messages a dead child was handling: the crash is counted against those, and the child's other leases are released uncounted
-(``crash_recovery``). Children stop by themselves when the supervisor dies: the pipe of which it holds the other end closes.
+The supervisor starts children, restarts the ones that die (with back-off), and stops them in stages. It knows from
+shared memory which messages a dead child was handling: the crash is counted against those, and the child's other leases
+are released uncounted (``crash_recovery``). Children stop by themselves when the supervisor dies: the pipe of which it
+holds the other end closes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ log = logging.getLogger("queueapp.workers")
 #: A child that lived shorter than this is restarted with growing delay.
 SHORT_LIFE = 5.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0
-#: Exit codes of a tree that worked until empty: no consumer here takes what is left; the database user lacks privileges.
+#: Exit codes of a tree that worked until empty: no consumer here takes what is left; the database user lacks
+#: privileges.
 UNROUTABLE, REFUSED = 3, 4
 #: Seconds beyond ``SHUTDOWN_GRACE`` after which a child that has not stopped is killed.
 KILL_AFTER = 10.0
@@ -96,7 +98,8 @@ class Child:
                 "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             }
         )
-        # Its own process group: a Ctrl-C in the terminal reaches the supervisor alone, which stops the children in order.
+        # Its own process group: a Ctrl-C in the terminal reaches the supervisor alone, which stops the children in
+        # order.
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.child", self.options.to_json()],
             pass_fds=passed,
@@ -118,8 +121,8 @@ class Child:
         return self._backoff
 
     def may_restart(self) -> bool:
-        """Whether its crash is recorded, or cannot be for now. Before that it is not restarted: a message that ends its process would
-        run more often than its attempts allow (``crash_recovery``)."""
+        """Whether its crash is recorded, or cannot be for now. Before that it is not restarted: a message that ends its
+        process would run more often than its attempts allow (``crash_recovery``)."""
         return self.crash is None or self.crash.is_tried
 
     def signal(self, number: int) -> None:
@@ -150,8 +153,9 @@ class Supervisor:
         only_consumers: Sequence[str] = (),
         endpoint: Endpoint | None = None,
     ) -> None:
-        """``backlogs`` and ``filters``: limits and filters of the subscriptions of each worker process, by the label of a queue.
-        ``only_consumers``: the consumers that they run; none: all. ``endpoint``: serves probes and metrics; closed at the end."""
+        """``backlogs`` and ``filters``: limits and filters of the subscriptions of each worker process, by the label of
+        a queue. ``only_consumers``: the consumers that they run; none: all. ``endpoint``: serves probes and metrics;
+        closed at the end."""
         self.id = uuid.uuid4()
         self.queues = list(queues)
         #: Decides when a tree that runs until empty has finished.

@@ -1,8 +1,8 @@
 """When a tree that runs with ``--until-empty`` has finished, and what it waits for.
 
-Messages of types, or for recipients, that no consumer of this project takes would stay for ever: where nothing else is left, the tree
-ends with an exit code that says so. Expired messages do not count: no consumer gets them, and the process that purges them may be
-another one.
+Messages of types, or for recipients, that no consumer of this project takes would stay for ever: where nothing else is
+left, the tree ends with an exit code that says so. Expired messages do not count: no consumer gets them, and the
+process that purges them may be another one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LOG_FIRST, LOG_INTERVAL, LOG_AGAIN = 2.0, 10.0, 120.0
 
 
 class Remaining(NamedTuple):
-    """What is left: in words, and whether none of it can be handled here. ``refused``: because the database user lacks privileges;
-    the words are the statements that grant them."""
+    """What is left: in words, and whether none of it can be handled here. ``refused``: because the database user lacks
+    privileges; the words are the statements that grant them."""
 
     words: str
     hopeless: bool
@@ -63,14 +63,15 @@ class DrainCheck:
         self.remaining = NOTHING
 
     def is_done(self, is_busy: Callable[[], bool]) -> bool:
-        """Whether nothing is left, or nothing that can be handled here. ``is_busy``: whether a handler runs. Logs now and then what
-        is left."""
+        """Whether nothing is left, or nothing that can be handled here. ``is_busy``: whether a handler runs. Logs now
+        and then what is left."""
         empty = is_empty(self._queues)
         # Asked after that: a message that was in no table then was claimed before, and is handled by now or seen here.
         busy = is_busy()
         if empty and not busy:
             self._empty_looks += 1
-            # Twice in a row: between two statements of this check a message may move from the delayed store to its queue.
+            # Twice in a row: between two statements of this check a message may move from the delayed store to its
+            # queue.
             return self._empty_looks >= 2
         self._empty_looks = 0
         now = monotonic()
@@ -91,8 +92,8 @@ class DrainCheck:
 
 
 def is_empty(queues: Sequence[Any]) -> bool:
-    """Whether the queues hold nothing but expired messages, and no delayed message is left for them; False also when that is not
-    known."""
+    """Whether the queues hold nothing but expired messages, and no delayed message is left for them; False also when
+    that is not known."""
     try:
         for queue in queues:
             alias = router.db_for_write(queue)
@@ -133,8 +134,8 @@ def _delayed_elsewhere(queue: Any, limit: int) -> dict[str, int]:
 
 
 def remaining(queues: Sequence[Any], *, runs_maintenance: bool) -> Remaining:
-    """What is left in these queues. ``runs_maintenance``: a process of this tree evaluates pending messages and fills queues from the
-    journal."""
+    """What is left in these queues. ``runs_maintenance``: a process of this tree evaluates pending messages and fills
+    queues from the journal."""
     words, hopeless = [], True
     try:
         for queue in queues:
@@ -214,7 +215,8 @@ def _remaining_of(queue: Any, alias: str, runs_maintenance: bool) -> Remaining:
 
 
 def _unroutable(sql: QueueSql, connection: Any, queue: Any) -> Counter[str] | None:
-    """How many messages are ready of each type and for each recipient without a consumer here; None: one can be handled."""
+    """How many messages are ready of each type and for each recipient without a consumer here; None: one can be
+    handled."""
     handlers = HandlerTable(queue)
     if handlers.copies:
         handlers.refresh_subscribers(connection)

@@ -1,9 +1,9 @@
 """The watchdog: one thread per process that holds handlers to their time limits.
 
-It raises ``TimeLimitExceeded`` in the thread of a handler that exceeds its limit, or of a callback: a hook after a commit, a policy, a
-signal receiver. It checks ten times a second while something runs, and is never on the path of a message: a receiver writes two
-attributes per message and takes no lock. It uses no database: the renewal of leases, which may have to wait for one, is another service
-(``services.lease_renewer``).
+It raises ``TimeLimitExceeded`` in the thread of a handler that exceeds its limit, or of a callback: a hook after a
+commit, a policy, a signal receiver. It checks ten times a second while something runs, and is never on the path of a
+message: a receiver writes two attributes per message and takes no lock. It uses no database: the renewal of leases,
+which may have to wait for one, is another service (``services.lease_renewer``).
 """
 
 from __future__ import annotations
@@ -110,16 +110,17 @@ def _log_late(receiver: Receiver, running: ActiveHandler | ActiveCallback) -> No
 
 
 def interrupt(receiver: Receiver, running: ActiveHandler | ActiveCallback) -> bool:
-    """Raise TimeLimitExceeded in the receiver's thread, unless what runs has ended meanwhile or was interrupted before; returns
-    whether it did.
+    """Raise TimeLimitExceeded in the receiver's thread, unless what runs has ended meanwhile or was interrupted before;
+    returns whether it did.
 
-    Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) gets it when that call
-    returns. An async handler keeps its own time limit, on its event loop. Of a sync handler that has returned an awaitable, the
-    awaitable is cancelled there: its thread runs the ORM's part of it and must not be interrupted in that.
+    Python delivers it between two bytecodes: a handler inside one long C call (a query, ``time.sleep``) gets it when
+    that call returns. An async handler keeps its own time limit, on its event loop. Of a sync handler that has returned
+    an awaitable, the awaitable is cancelled there: its thread runs the ORM's part of it and must not be interrupted in
+    that.
     """
     with receiver.interrupt_lock:
-        # Checked again under the lock, which a late receiver takes before it goes on to the next message: so the exception never
-        # reaches another message's handler.
+        # Checked again under the lock, which a late receiver takes before it goes on to the next message: so the
+        # exception never reaches another message's handler.
         current = receiver.active_callback if isinstance(running, ActiveCallback) else receiver.active_handler
         if current is not running or receiver.interrupted_for_timeout is running:
             return False

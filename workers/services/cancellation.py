@@ -1,8 +1,8 @@
 """Stops single handlers at an operator's request, and reports their progress.
 
-Part of the heartbeat: requests are read with the controls of the queues and progress is written with the heartbeat, so neither costs
-a statement of its own. A request applies to the attempt that runs when it is made: an attempt that began later is of a message that
-was delivered again.
+Part of the heartbeat: requests are read with the controls of the queues and progress is written with the heartbeat, so
+neither costs a statement of its own. A request applies to the attempt that runs when it is made: an attempt that began
+later is of a message that was delivered again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Cancellation:
         return bool(self._requested)
 
     def poll(self, pump: QueuePump, text: str, now: datetime) -> None:
-        """Ask the handlers of this process that the requests name to stop. ``text``: the requests as their column holds them."""
+        """Ask the handlers of this process that the requests name to stop. ``text``: the requests as their column holds
+        them."""
         requests = {
             request["id"]: request for request in parse_json_list(text) if isinstance(request, dict) and "id" in request
         }

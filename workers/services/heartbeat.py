@@ -1,7 +1,8 @@
-"""The heartbeat of a worker process: writes that it is alive, reads which others are, and applies what operators have set.
+"""The heartbeat of a worker process: writes that it is alive, reads which others are, and applies what operators have
+set.
 
-One thread and one connection per process and database. A heartbeat that comes too late finds no row: this process was declared dead
-and its leases were released. It writes its rows anew, and its late acks change nothing.
+One thread and one connection per process and database. A heartbeat that comes too late finds no row: this process was
+declared dead and its leases were released. It writes its rows anew, and its late acks change nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Heartbeat(Service):
     def __init__(
         self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, lacking: Sequence[str] = ()
     ) -> None:
-        """``lacking``: those of ``NO_QUEUES`` that its own tree does not run; the log reports when no other process runs them."""
+        """``lacking``: those of ``NO_QUEUES`` that its own tree does not run; the log reports when no other process
+        runs them."""
         super().__init__(f"heartbeat-{alias}")
         self.alias = alias
         self._pumps = pumps
@@ -121,8 +123,8 @@ class Heartbeat(Service):
             connections[self.alias].close()
 
     def _release(self, pump: QueuePump) -> None:
-        """Release what a worker was assigned and has not handled, and delete what was sent to it and could not be acked: no other
-        process would, once its row is gone."""
+        """Release what a worker was assigned and has not handled, and delete what was sent to it and could not be
+        acked: no other process would, once its row is gone."""
         delivery = pump.queue.delivery
         if not (delivery.dispatches or delivery.keeps_sent):
             return
@@ -137,8 +139,9 @@ class Heartbeat(Service):
             notifier.sent(pump.queue, connection)
 
     def _subscribe(self) -> None:
-        """Subscribe the consumers of this code: each gets a copy from now on, whichever process sends. A database user that may not
-        write them can work: what its own process sends is copied to all, and ``migrate`` has written the rows for the others."""
+        """Subscribe the consumers of this code: each gets a copy from now on, whichever process sends. A database user
+        that may not write them can work: what its own process sends is copied to all, and ``migrate`` has written the
+        rows for the others."""
         connection = connections[self.alias]
         try:
             subscriptions.register(self.alias, [pump.queue for pump in self._pumps])
@@ -152,7 +155,8 @@ class Heartbeat(Service):
         rows = Subscriber.objects.using(self.alias)
         changed = {pump: _columns(pump) for pump in self._pumps}
         unchanged = [pump for pump in self._pumps if self._written.get(pump) == changed[pump]]
-        # One statement for all rows that have not changed. Each of the others has its own, and all where a row is missing.
+        # One statement for all rows that have not changed. Each of the others has its own, and all where a row is
+        # missing.
         if unchanged and heartbeat_unchanged(self.alias, [pump.subscriber for pump in unchanged]):
             for pump in unchanged:
                 del changed[pump]
@@ -214,7 +218,8 @@ class Heartbeat(Service):
     def _set_crash_tracking(self, pump: QueuePump, tracking: bool) -> None:
         if tracking == pump.crash_tracking:
             return
-        # First the row, then the pump: the process that releases the leases of this one must know whether it tracked crashes.
+        # First the row, then the pump: the process that releases the leases of this one must know whether it tracked
+        # crashes.
         Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(crash_tracking=tracking)
         pump.crash_tracking = tracking
         if self.begun.is_set():
@@ -228,8 +233,8 @@ class Heartbeat(Service):
 class Unattended:
     """Reports in the log that no live process runs the dispatcher, or maintenance.
 
-    The first worker of a tree that was started without (``--no-dispatcher``, ``--no-maintenance``) checks it: another process has
-    to run it then. A tree with its own reports itself when that dies.
+    The first worker of a tree that was started without (``--no-dispatcher``, ``--no-maintenance``) checks it: another
+    process has to run it then. A tree with its own reports itself when that dies.
     """
 
     def __init__(self, name: str, alias: str) -> None:

@@ -1,9 +1,10 @@
 """Renews leases while handlers run: one thread per process and database, which waits for no row lock.
 
-It renews the leases of batches that are half over. Behind a slow handler it acks what is done, lest a crash makes it run twice, and
-releases what waits. A row that another session has locked, first of all a handler that extended its own lease in its transaction, is
-skipped and tried again at the next round; while it is locked no other worker can take it either. Messages that were taken out of a
-batch to be acked or released stay with this thread until that is done, or their lease has expired.
+It renews the leases of batches that are half over. Behind a slow handler it acks what is done, lest a crash makes it
+run twice, and releases what waits. A row that another session has locked, first of all a handler that extended its own
+lease in its transaction, is skipped and tried again at the next round; while it is locked no other worker can take it
+either. Messages that were taken out of a batch to be acked or released stay with this thread until that is done, or
+their lease has expired.
 """
 
 from __future__ import annotations

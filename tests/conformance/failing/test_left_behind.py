@@ -77,7 +77,7 @@ def judged(endpoint: Endpoint, abuse: Callable[[str], None]) -> None:
     endpoint.wait_until_empty()
 
     poisoned = endpoint.poison.get()
-    assert "LeftBehind" in poisoned.exception_type
+    assert "LeakedState" in poisoned.exception_type
     assert poisoned.reason
     assert sorted(endpoint.calls) == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 1), (5, 1), (6, 1), (9, 1)]
     assert worker.pump.stats.lost == 0
@@ -111,7 +111,7 @@ def test_when_connection_of_a_message_that_is_gone_is_not_as_it_was_should_keep_
     eventually(lambda: len(endpoint.calls) == 7 and endpoint.poison.exists())
 
     assert endpoint.numbers == list(range(7))
-    assert "LeftBehind" in endpoint.poison.get().exception_type
+    assert "LeakedState" in endpoint.poison.get().exception_type
 
 
 @modes("S")
@@ -133,6 +133,6 @@ def test_when_transaction_is_replaced_should_fail_the_attempt_and_keep_none_of_i
 
     poisoned = eventually(endpoint.poison.first)
 
-    assert "LeftBehind" in poisoned.exception_type
+    assert "LeakedState" in poisoned.exception_type
     assert endpoint.calls == [(1, 1), (1, 2)]
     assert not Effect.objects.using(endpoint.alias).exists()

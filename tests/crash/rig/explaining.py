@@ -119,7 +119,7 @@ class Explanations:
         for key in keys:
             for failed in self._history(key):
                 kind = failed["exception"].split(":", 1)[0]
-                struck = kind in STRUCK or (kind == "LeftBehind" and LOST_BESIDE_IT in failed["exception"])
+                struck = kind in STRUCK or (kind == "LeakedState" and LOST_BESIDE_IT in failed["exception"])
                 struck = struck or any(text in failed["exception"] for text in LOST_ON_SQL_SERVER)
                 struck = struck and OF_ITSELF not in failed["exception"] and first is not None
                 at = datetime.fromisoformat(failed["at"])

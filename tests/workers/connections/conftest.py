@@ -9,16 +9,16 @@ import pytest
 from django.db import connections
 
 from tests.databases import DATABASES, known_as, marks_of
-from tests.workers.connections.desk import Desk, elsewhere
+from tests.workers.connections.guarded_thread import GuardedThread, elsewhere
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One case per database for each test that asks for ``desk``."""
-    if "desk" in metafunc.fixturenames:
+    """One case per database for each test that asks for ``guarded``."""
+    if "guarded" in metafunc.fixturenames:
         cases = [
             pytest.param(alias, id=name, marks=marks_of(alias, elsewhere(alias))) for name, alias in DATABASES.items()
         ]
-        metafunc.parametrize("desk", cases, indirect=True)
+        metafunc.parametrize("guarded", cases, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def other_aliases(django_db_setup: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def desk(other_aliases: None, request: pytest.FixtureRequest) -> Iterator[Desk]:
+def guarded(other_aliases: None, request: pytest.FixtureRequest) -> Iterator[GuardedThread]:
     """Handlers of the test's own, called as tasks call them."""
-    desk = Desk(request.param)
-    yield desk
-    desk.close()
+    guarded = GuardedThread(request.param)
+    yield guarded
+    guarded.close()

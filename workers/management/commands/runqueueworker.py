@@ -36,8 +36,9 @@ signal interrupts them.
 
 
 def _require_stores(queues: list[Any]) -> None:
-    """Raise NotMigrated for a database that stores delayed messages for these queues and has no table for it. A database that is
-    away does not prevent the start: the dispatcher waits for it, and the queues can be received meanwhile."""
+    """Raise NotMigrated for a database that stores delayed messages for these queues and has no table for it. A
+    database that is away does not prevent the start: the dispatcher waits for it, and the queues can be received
+    meanwhile."""
     elsewhere = {alias for queue in queues for alias in delayed.stores_of(queue)}
     for alias in sorted(elsewhere - {router.db_for_write(queue) for queue in queues}):
         try:

@@ -255,7 +255,7 @@ class AtLeastOnceReceiver(Receiver):
         started = monotonic()
         flush_at = self.flush_at(batch, started)
         spent, handled = 0.0, 0
-        self.guard.used()
+        self.guard.mark_used()
         has_batches, next_row = self.batches is not None, self._leaser.next
         while (row := next_row(batch)) is not None:
             if has_batches and self._handle_with_others(batch, row, failures, skipped):
@@ -272,7 +272,7 @@ class AtLeastOnceReceiver(Receiver):
                 handled += len(in_flight)
                 spent += now - started
                 self.flush(batch, failures, skipped, claim, spent / handled)
-                self.guard.used()
+                self.guard.mark_used()
                 started = monotonic()
                 flush_at = self.flush_at(batch, started)
         handled += len(in_flight)
@@ -524,4 +524,4 @@ class AtLeastOnceReceiver(Receiver):
         if seqs:
             self._ack(batch)
             batch.acked |= seqs
-            self.guard.used()
+            self.guard.mark_used()

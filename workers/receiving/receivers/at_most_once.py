@@ -115,16 +115,16 @@ class AtMostOnceReceiver(Receiver):
         started = monotonic()
         # Also when stopping: what was claimed is handled, never dropped.
         handled = 0
-        self.guard.used()
+        self.guard.mark_used()
         for row, outcome in self._handle(rows, leased=False):
             if outcome is None:
                 handled += 1
             elif isinstance(outcome, BaseException):
                 self._keep(row, self.sql.table.row_of(row), outcome)
-                self.guard.used()
+                self.guard.mark_used()
             else:
                 outcomes.put_back(self, row)
-                self.guard.used()
+                self.guard.mark_used()
             if self.reserved:
                 self.reserved -= 1
         if handled:
@@ -177,25 +177,25 @@ class AtMostOnceReceiver(Receiver):
         handled = 0
         started = flushed = monotonic()
         # Also when stopping: what was sent is handled, never dropped.
-        self.guard.used()
+        self.guard.mark_used()
         for row, outcome in self._handle(rows, leased=True):
             if outcome is False:
                 # Other workers subscribe to it since it was claimed.
                 self._release([row[SEQ]], token)
                 self.state.messages_returned([row[SEQ]])
-                self.guard.used()
+                self.guard.mark_used()
                 continue
             if outcome is None:
                 handled += 1
             else:
                 assert isinstance(outcome, BaseException)
                 self._keep_sent(row, outcome, token)
-                self.guard.used()
+                self.guard.mark_used()
             ended.append(row[SEQ])
             if monotonic() > flushed + 2 * self._target:  # slow handlers: free their capacity meanwhile
                 handled = self._ack(ended, handled, token)
                 flushed = monotonic()
-                self.guard.used()
+                self.guard.mark_used()
         self.size.observe(len(rows), monotonic() - started, full=self.full)
         self._ack(ended, handled, token)
 

@@ -39,7 +39,7 @@ from queueapp.services.connection_timeouts import pause_deadline, resume_deadlin
 from queueapp.sql import QueueSql
 from queueapp.sql.claims import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
-from ...connections.handed_out import HandedOut
+from ...connections.connection_guard import ConnectionGuard
 from .. import fork_guard
 from ..batch_sizer import BatchSizer
 from ..events import InFlightSlot
@@ -149,7 +149,7 @@ class Receiver:
         """Called on the receiver's own thread, before anything else."""
         self.thread_id = threading.get_ident()
         self._generation = fork_guard.generation
-        self.guard = HandedOut(self.alias)
+        self.guard = ConnectionGuard(self.alias)
         handling.set(self)
         callbacks.guard(self.run_callback)
 
@@ -278,7 +278,7 @@ class Receiver:
             and guard.fresh
             and self.interrupted_for_timeout is not active
             and self.interrupted_for_shutdown is not active
-            and guard.is_untouched()
+            and guard.is_clean()
         ):
             return None
         return self._judge(active, failed)
@@ -417,13 +417,13 @@ class Receiver:
         return returned
 
     def restore_connection(self) -> None:
-        """After callbacks: see ``HandedOut.mend``."""
+        """After callbacks: see ``ConnectionGuard.restore``."""
         self.callback_variables = None
         if self._callback_interrupted:
             self._callback_interrupted = False
             self.guard.replace()
         else:
-            self.guard.mend()
+            self.guard.restore()
 
     def bound_consumer_of(self, claimed: Claimed) -> BoundConsumer | None:
         """The consumer of a message; None where there is none, or its headers do not parse."""

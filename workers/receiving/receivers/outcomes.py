@@ -184,7 +184,7 @@ def _barrier_copies(receiver: Receiver, row: Row) -> list[Row]:
 def _handle_barrier(receiver: Receiver, row: Row) -> None:
     claimed = barriers.as_claimed(receiver.sql.table, row)
     receiver.state.stats.received += 1
-    receiver.guard.used()
+    receiver.guard.mark_used()
     outcome = receiver.call_barrier(claimed)
     if outcome is None:
         receiver.state.health.succeeded(1)

@@ -173,7 +173,7 @@ def test_what_is_left_behind_in_a_batch_is_noticed_and_mended(
 
     assert [number for number, _ in met] == list(range(MESSAGES))
     assert {session for _, session in met} <= {None, (True, 0)}
-    assert "LeftBehind" in PoisonMessage.objects.get().exception_type
+    assert "LeakedState" in PoisonMessage.objects.get().exception_type
     assert Effect.objects.count() == MESSAGES - 1 - place
     assert not queue.objects.exists()
 

@@ -13,10 +13,10 @@ from queueapp.sql.claims import SEQ
 from tests.in_process_worker import eventually
 from tests.queueapp.sql.server import ALL, Server
 from tests.testapp.models import Effect, Transactional
-from workers.connections.handed_out import HandedOut, LeftBehind
+from workers.connections.connection_guard import ConnectionGuard, LeakedState
 from workers.receiving.receivers.base import Rollback
 
-Handler = Callable[["Desk"], Any]
+Handler = Callable[["GuardedThread"], Any]
 
 
 def elsewhere(alias: str) -> str:
@@ -24,7 +24,7 @@ def elsewhere(alias: str) -> str:
     return f"elsewhere_{alias}"
 
 
-class Desk:
+class GuardedThread:
     """One task's thread. What takes a ``Handler`` runs it there; the test looks on from its own connection."""
 
     def __init__(self, alias: str) -> None:
@@ -34,7 +34,7 @@ class Desk:
         self.server = Server(alias)
         self.vendor = self.server.vendor
         self._thread = ThreadPoolExecutor(1, "task")
-        self.handed: HandedOut = self.do(lambda: HandedOut(alias))
+        self.guard: ConnectionGuard = self.do(lambda: ConnectionGuard(alias))
         #: What a handler wants to outlive it.
         self.kept: Any = None
         #: What the handler that ran last had raised.
@@ -74,7 +74,7 @@ class Desk:
     def call(self, handler: Handler) -> None:
         """What every task does, without the judgement; ``failed`` is what the handler raised."""
         self.failed = None
-        self.handed.before()
+        self.guard.before()
         try:
             handler(self)
         except BaseException as error:
@@ -82,21 +82,21 @@ class Desk:
 
     # -- what tasks do ----------------------------------------------------------------------------------------------
 
-    def in_autocommit(self, handler: Handler) -> LeftBehind | None:
+    def in_autocommit(self, handler: Handler) -> LeakedState | None:
         """Call it as AT_LEAST_ONCE and AT_MOST_ONCE do."""
         self.do(self.connection_of_the_task)
-        return self.do(lambda: (self.call(handler), self.handed.after(self.failed))[1])
+        return self.do(lambda: (self.call(handler), self.guard.after(self.failed))[1])
 
     def connection_of_the_task(self) -> None:
         """A task has claimed before it hands out, so there is a session."""
         self.connection.ensure_connection()
 
-    def in_transaction(self, handler: Handler) -> LeftBehind | None:
+    def in_transaction(self, handler: Handler) -> LeakedState | None:
         """Take the first message and call it as TRANSACTIONAL does: claim, handler and commit, or a rollback in place
         when there is still something to roll back."""
         return self.do(lambda: self._in_transaction(handler))
 
-    def _in_transaction(self, handler: Handler) -> LeftBehind | None:
+    def _in_transaction(self, handler: Handler) -> LeakedState | None:
         connection = self.connection
         sql = queue_sql(Transactional, connection)
         left = None
@@ -106,7 +106,7 @@ class Desk:
                 (claimed,) = eventually(lambda: sql.claims.claim_by_delete(connection, ALL, 1))
                 seq = claimed[SEQ]
                 self.call(handler)
-                left = self.handed.after(
+                left = self.guard.after(
                     self.failed, lambda seq: sql.failures.lock(connection, seq, None, 1000) is None, seq
                 )
                 if left is not None and left.replaced:
@@ -127,9 +127,9 @@ class Desk:
         waiting = len(self.messages())
         self.server.put(Transactional)
         for attempt in (
-            lambda: self.in_autocommit(lambda desk: desk.write("next")),
-            lambda: self.in_autocommit(lambda desk: desk.write("next", desk.elsewhere)),
-            lambda: self.in_transaction(lambda desk: desk.write("next")),
+            lambda: self.in_autocommit(lambda guarded: guarded.write("next")),
+            lambda: self.in_autocommit(lambda guarded: guarded.write("next", guarded.elsewhere)),
+            lambda: self.in_transaction(lambda guarded: guarded.write("next")),
         ):
             assert attempt() is None
             assert self.failed is None, repr(self.failed)

@@ -15,9 +15,9 @@ import pytest
 from django.db import transaction
 
 from tests.testapp.models import Transactional
-from tests.workers.connections.desk import Desk
+from tests.workers.connections.guarded_thread import GuardedThread
 
-Handler = Callable[[Desk], Any]
+Handler = Callable[[GuardedThread], Any]
 
 #: One that hits a destructor is swallowed there, with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -77,29 +77,29 @@ def striker() -> Iterator[Striker]:
     sys.setswitchinterval(interval)
 
 
-def enters_and_leaves(desk: Desk) -> None:
-    with transaction.atomic(using=desk.alias):
+def enters_and_leaves(guarded: GuardedThread) -> None:
+    with transaction.atomic(using=guarded.alias):
         pass
 
 
-def writes(desk: Desk) -> None:
-    with transaction.atomic(using=desk.alias), transaction.atomic(using=desk.alias):
-        desk.write("struck")
+def writes(guarded: GuardedThread) -> None:
+    with transaction.atomic(using=guarded.alias), transaction.atomic(using=guarded.alias):
+        guarded.write("struck")
 
 
-def reconnects(desk: Desk) -> None:
-    with transaction.atomic(using=desk.elsewhere):
-        desk.run("SELECT 1", desk.elsewhere)
-    desk.other.close()
+def reconnects(guarded: GuardedThread) -> None:
+    with transaction.atomic(using=guarded.elsewhere):
+        guarded.run("SELECT 1", guarded.elsewhere)
+    guarded.other.close()
 
 
 def until_struck(handler: Handler, striker: Striker, most_seconds: float) -> Handler:
     """The handler again and again, until it is struck."""
 
-    def handle(desk: Desk) -> None:
+    def handle(guarded: GuardedThread) -> None:
         striker.aim(most_seconds)
         while not striker.done.is_set():
-            handler(desk)
+            handler(guarded)
         for _ in range(100):  # it arrives at a jump back
             pass
         raise Strike  # it hit a destructor, which swallows what it raises
@@ -119,7 +119,7 @@ STRIKES = {enters_and_leaves: (2000, 0.0005), writes: (1000, 0.004), reconnects:
 
 
 @pytest.mark.parametrize("handler", STRIKES)
-def test_strike_in_autocommit(desk: Desk, striker: Striker, handler: Handler) -> None:
+def test_strike_in_autocommit(guarded: GuardedThread, striker: Striker, handler: Handler) -> None:
     strikes, most_seconds = STRIKES[handler]
     struck = until_struck(handler, striker, most_seconds)
     replaced = 0
@@ -127,34 +127,34 @@ def test_strike_in_autocommit(desk: Desk, striker: Striker, handler: Handler) ->
     def attempts() -> None:
         nonlocal replaced
         for _ in range(strikes):
-            desk.connection_of_the_task()
-            desk.call(struck)
-            assert is_of_the_strike(desk.failed), repr(desk.failed)
-            left = desk.handed.after(desk.failed)
+            guarded.connection_of_the_task()
+            guarded.call(struck)
+            assert is_of_the_strike(guarded.failed), repr(guarded.failed)
+            left = guarded.guard.after(guarded.failed)
             replaced += left is not None
-            assert left is None or left.__cause__ is desk.failed
-            desk.is_as_opened()
-            desk.write("next")
+            assert left is None or left.__cause__ is guarded.failed
+            guarded.is_as_opened()
+            guarded.write("next")
 
-    desk.do(attempts)
+    guarded.do(attempts)
     assert striker.struck == strikes
-    assert len(desk.effects("next")) == strikes
+    assert len(guarded.effects("next")) == strikes
     if handler is enters_and_leaves:
         assert replaced > strikes / 100, "some must have hit the bookkeeping"
-    desk.works()
+    guarded.works()
 
 
 @pytest.mark.parametrize("handler", [enters_and_leaves, writes])
-def test_strike_in_the_workers_transaction(desk: Desk, striker: Striker, handler: Handler) -> None:
+def test_strike_in_the_workers_transaction(guarded: GuardedThread, striker: Striker, handler: Handler) -> None:
     strikes, most_seconds = STRIKES[handler]
     struck = until_struck(handler, striker, most_seconds)
-    messages = desk.server.put(Transactional)
+    messages = guarded.server.put(Transactional)
 
     for _ in range(strikes // 5):
-        desk.in_transaction(struck)
-        assert is_of_the_strike(desk.failed), repr(desk.failed)
-        desk.do(desk.is_as_opened)
-        assert desk.messages() == messages
+        guarded.in_transaction(struck)
+        assert is_of_the_strike(guarded.failed), repr(guarded.failed)
+        guarded.do(guarded.is_as_opened)
+        assert guarded.messages() == messages
 
-    assert desk.effects("struck") == []
-    desk.works()
+    assert guarded.effects("struck") == []
+    guarded.works()
