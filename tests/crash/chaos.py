@@ -194,7 +194,7 @@ class Run:
         # Each fault may cost an AT_MOST_ONCE queue what the tasks of its victims had claimed, and no more.
         tasks = 3 * CONCURRENCY
         bound = (sum(struck.values()) - struck["savepoint"]) * tasks * BATCH
-        reported = sum(text.count("at-most-once message is gone") for text in logs)
+        reported = sum(text.count("at-most-once message is lost") for text in logs)
         wrong = bare or poison or rude_wrong or restless or ended_70 or task_failures
         kept = (
             verdict.faultless

@@ -145,8 +145,8 @@ def test_a_process_that_is_told_to_stop_ends_well(
 def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert stats_log.EVERY == 60
-    monkeypatch.setattr(stats_log, "EVERY", 0.3)
+    assert stats_log.INTERVAL == 60
+    monkeypatch.setattr(stats_log, "INTERVAL", 0.3)
     caplog.set_level(logging.INFO)
 
     @consumer(Leased, name="tests")

@@ -89,7 +89,7 @@ def test_where_no_process_can_be_started_the_others_go_on_and_it_is_tried_again(
     eventually(lambda: tree.output.count("receives testapp.AtMostOnce") == 3, 4 * DEADLINE)
 
     assert tree.terminate() == 0, tree.output
-    for once in ("at-most-once message is gone", "was killed by SIGKILL; restarting"):
+    for once in ("at-most-once message is lost", "was killed by SIGKILL; restarting"):
         assert tree.output.count(once) == 1, "its death is no other one each time"
 
 
@@ -122,7 +122,7 @@ def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Star
     exiting = script("from queueapp import signals; signals.crashed.connect(lambda **_: sys.exit(0), weak=False)")
     AtMostOnce.send(Ping("killer", die=True))
     tree = start_tree("AtMostOnce", command=exiting)
-    eventually(lambda: "at-most-once message is gone" in tree.output, 4 * DEADLINE)
+    eventually(lambda: "at-most-once message is lost" in tree.output, 4 * DEADLINE)
     AtMostOnce.send(Ping("next"))
     eventually(Effect.objects.exists, 4 * DEADLINE)
 
@@ -141,7 +141,7 @@ def test_a_tree_that_ends_before_a_death_could_be_counted_says_so(start_tree: St
         os.kill(worker, signal.SIGKILL)
         eventually(lambda: "restarting in" in tree.output)
         assert tree.terminate() == 1
-    assert f"was killed by SIGKILL, testapp.Leased seq {seq}." in tree.output
+    assert f"was killed by SIGKILL, in flight: testapp.Leased seq {seq}." in tree.output
 
 
 TELLING = """

@@ -157,7 +157,7 @@ def test_an_at_most_once_message_that_kills_whoever_reads_it_is_named(start_tree
     seq = AtMostOnce.objects.get().seq
     tree = start_tree("testapp.AtMostOnce")
 
-    eventually(lambda: f"at-most-once message is gone: seq {seq}, id {message}" in tree.output, LONG)
+    eventually(lambda: f"at-most-once message is lost: seq {seq}, id {message}" in tree.output, LONG)
 
     assert tree.terminate() == 0, tree.output
 

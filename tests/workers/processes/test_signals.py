@@ -58,7 +58,7 @@ def test_a_service_that_ended_is_no_request_to_hurry() -> None:
     stages.stopping.set()
 
     stages.advance()
-    eventually(lambda: stages._signals.asked == 1)
+    eventually(lambda: stages._signals.stop_count == 1)
     assert not stages.hard_stop.is_set()
 
     stages.advance()
@@ -85,11 +85,11 @@ def test_signals_are_counted_and_end_the_wait(number: signal.Signals) -> None:
     with signals.installed():
         os.kill(os.getpid(), number)
         signals.wait(DEADLINE)
-        assert signals.asked == 1
+        assert signals.stop_count == 1
         for _ in range(10_000):  # more than anybody reads at once
-            signals.note()
+            signals.stop()
         signals.wait(DEADLINE)
-        assert signals.asked > 1
+        assert signals.stop_count > 1
     assert signal.getsignal(number) is before
 
 
@@ -106,4 +106,4 @@ def test_the_end_of_a_child_ends_the_wait_at_once() -> None:
         killer.join()
 
     assert monotonic() - started < DEADLINE / 2
-    assert signals.asked == 0
+    assert signals.stop_count == 0
