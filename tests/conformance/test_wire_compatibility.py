@@ -26,7 +26,7 @@ from tests.in_process_worker import Worker, eventually, real_commits
 from tests.nservicebus import Endpoint, headers_of
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, ForeignPostgres, ForeignSqlServer, Interop, Leased, Transactional
-from tests.workers.receiving.batches import SingleReceiver
+from tests.workers.receiving.single_receiver import SingleReceiver
 
 pytestmark = real_commits
 

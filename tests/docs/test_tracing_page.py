@@ -7,7 +7,7 @@ from django.test import RequestFactory
 
 from tests.in_process_worker import eventually
 from tests.telemetry import Telemetry, telemetry
-from tests.workers.receiving.batches import SingleReceiver
+from tests.workers.receiving.single_receiver import SingleReceiver
 
 from .pages import DOCS, blocks
 from .running import run_blocks

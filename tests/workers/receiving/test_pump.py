@@ -1,11 +1,13 @@
-"""The state machine of one queue: when it peeks, when it receives, and how many tasks it has meanwhile."""
+"""The scheduler of one queue: when it peeks, when it calls receivers, and how workers share a backlog."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
+from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -17,27 +19,32 @@ from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.circuit_breaker import CircuitBreaker, State
 from queueapp.models import Now
 from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE
-from queueapp.sql.claims import MAX_SEQ, SeqRange
+from queueapp.sql.claims import MAX_SEQ, PeekResult, SeqRange
 from tests.conformance.gate import Gate
 from tests.databases import statements_of
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
+from tests.queueapp.services.subscribers import subscriber
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Transactional
 from tests.testapp.ordering import Ranked
 from workers.receiving import claim_tracker, pump, queue_state, receiver_pool
-from workers.receiving.pump import PeekSchedule, QueuePump
+from workers.receiving.pump import COVERING, EMPTY_WAIT, PeekSchedule, QueuePump, queue_position, share_of_backlog
 from workers.receiving.receivers import AtLeastOnceReceiver
 from workers.receiving.receivers.at_least_once import BatchLeaser
 from workers.receiving.receivers.base import ActiveHandler
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
 Start = Callable[..., Worker]
+
+
 #: Never set.
 _far_away = threading.Event()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fast(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
 
@@ -64,9 +71,6 @@ def a_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return pump.monotonic
 
 
-# -- peeking -------------------------------------------------------------------------------------------------------
-
-
 def waits_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch, count: int) -> list[float]:
     """Run a pump, whose waits take no time, until it has waited so often; the waits that it wanted."""
     waits: list[float] = []
@@ -82,6 +86,7 @@ def waits_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch, count: int) -> lis
     return waits
 
 
+@pytest.mark.usefixtures("fast")
 def test_an_idle_pump_waits_one_peek_delay_between_peeks(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
     one = idle_pump()
@@ -93,6 +98,7 @@ def test_an_idle_pump_waits_one_peek_delay_between_peeks(monkeypatch: pytest.Mon
     assert one.stats.empty == 0, "no receive without something to receive"
 
 
+@pytest.mark.usefixtures("fast")
 def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600, "NOTIFY_INTERVAL": 0.05}
     handled = threading.Event()
@@ -106,6 +112,7 @@ def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, set
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
+@pytest.mark.usefixtures("fast")
 def test_an_empty_claim_is_followed_by_waits_that_double(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
     one = idle_pump(concurrency=1)
@@ -118,6 +125,7 @@ def test_an_empty_claim_is_followed_by_waits_that_double(monkeypatch: pytest.Mon
     assert waits[-1] == 7, "never longer than the peek delay"
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_worker: Start) -> None:
     """Locked in a savepoint, a row looks free to every look."""
     handle(Leased)
@@ -148,6 +156,7 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
     eventually(lambda: worker.pump.stats.handled == 22)
 
 
+@pytest.mark.usefixtures("fast")
 def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
     one = idle_pump(concurrency=1)
@@ -162,6 +171,7 @@ def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(set
     assert one.schedule.covering(far) == far
 
 
+@pytest.mark.usefixtures("fast")
 def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_to_look_for(settings: Any) -> None:
     """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the others: looked
     for 5 ms later, that was 600 claims in vain in five seconds."""
@@ -177,6 +187,7 @@ def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_t
     assert one.schedule.grow_at is not None
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: Any) -> None:
     """Else what is sent after it, and not told because it is throttled, would wait as long as what is held."""
     settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
@@ -191,6 +202,7 @@ def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: An
     assert one.schedule.covering(far) < far
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     gate = Gate()
@@ -209,6 +221,7 @@ def test_a_new_message_does_not_wait_for_the_handlers_of_others(start_worker: St
     eventually(lambda: worker.pump.stats.handled == 4)
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600, "NOTIFY_INTERVAL": 10}
     gate = Gate()
@@ -225,6 +238,7 @@ def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, set
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_at_once(
     start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +277,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
     start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +302,7 @@ def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """Else it would never sleep again."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
@@ -305,6 +321,7 @@ def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.M
     assert woken == [False, False, False]
 
 
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("before", [True, False])
 def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, settings: Any, before: bool
@@ -344,6 +361,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
     assert len(looks) == 2
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_wake_up_ends_the_wait(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     handle(Leased)
@@ -356,6 +374,7 @@ def test_a_wake_up_ends_the_wait(start_worker: Start, settings: Any) -> None:
     eventually(lambda: worker.pump.stats.handled == 1)
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_peek_that_fails_is_tried_again_and_counted(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -382,6 +401,7 @@ def test_a_peek_that_fails_is_tried_again_and_counted(
     assert "works again after 3 failures" in caplog.text
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_came_back_behind_the_floor_is_found(start_worker: Start) -> None:
     handle(Leased)
     send(Leased, 50)
@@ -396,6 +416,7 @@ def test_what_came_back_behind_the_floor_is_found(start_worker: Start) -> None:
     eventually(lambda: worker.pump.stats.handled == 50)
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,9 +443,7 @@ def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
         eventually(lambda: handled == [1, -1], 10)
 
 
-# -- the number of tasks -------------------------------------------------------------------------------------------
-
-
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
 def test_there_are_no_more_tasks_than_messages(
     start_worker: Start, queue: Any, monkeypatch: pytest.MonkeyPatch
@@ -443,6 +462,7 @@ def test_there_are_no_more_tasks_than_messages(
     eventually(lambda: worker.pump.stats.handled == 2)
 
 
+@pytest.mark.usefixtures("fast")
 def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiver_pool, "IDLE_SECONDS", 0.05)
     gate = Gate()
@@ -460,6 +480,7 @@ def test_helpers_without_work_end(start_worker: Start, monkeypatch: pytest.Monke
     gate.let(4)
 
 
+@pytest.mark.usefixtures("fast")
 def test_slow_claims_do_not_make_batches_small(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
@@ -481,6 +502,7 @@ def test_slow_claims_do_not_make_batches_small(
     assert max(task.size.n for task in worker.pump.receivers) >= 16
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_task_that_breaks_does_not_take_the_pump_with_it(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -506,20 +528,20 @@ def test_a_task_that_breaks_does_not_take_the_pump_with_it(
     assert "a receiver failed" in caplog.text
 
 
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("concurrency", [0, -1, 257])
 def test_a_concurrency_out_of_bounds_is_refused(concurrency: int) -> None:
     with pytest.raises(InvalidOption, match="from 1 to 256"):
         idle_pump().set_concurrency(concurrency)
 
 
+@pytest.mark.usefixtures("fast")
 def test_concurrency_cannot_be_raised_above_the_slots_that_a_supervisor_reads() -> None:
     with pytest.raises(InvalidOption, match="from 1 to 2"):
         idle_pump(concurrency=2, slots=[None, None]).set_concurrency(3)
 
 
-# -- an outage of what the handlers need ---------------------------------------------------------------------------
-
-
+@pytest.mark.usefixtures("fast")
 def test_after_many_failures_in_a_row_one_task_feels_its_way(
     start_worker: Start, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -557,6 +579,7 @@ def test_after_many_failures_in_a_row_one_task_feels_its_way(
     assert sum("failed in a row" in text for text in warnings) == 1
 
 
+@pytest.mark.usefixtures("fast")
 def test_without_the_throttle_failures_change_nothing(start_worker: Start) -> None:
     handle(Leased, lambda message, context: 1 / 0, attempts=1)
     send(Leased, 30)
@@ -567,6 +590,7 @@ def test_without_the_throttle_failures_change_nothing(start_worker: Start) -> No
     assert not worker.pump.health.throttled
 
 
+@pytest.mark.usefixtures("fast")
 def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of_others(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,6 +624,7 @@ def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of
     gate.let(1)
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
@@ -630,6 +655,7 @@ def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
     assert waits[0] > 3000
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     """It came back in a stretch that held nothing for this process, and the look that the reading is a part of has not seen it."""
     handle(Leased)
@@ -645,6 +671,7 @@ def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     assert not one.schedule.is_due
 
 
+@pytest.mark.usefixtures("fast")
 def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -660,6 +687,7 @@ def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
     assert one.assigned_messages() == 0
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_others_share_out_at_each_look_keeps_no_look_from_going_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -678,6 +706,7 @@ def test_what_others_share_out_at_each_look_keeps_no_look_from_going_on(
     assert one.stats.peeks == 2
 
 
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("queue", [Leased, Ranked])
 def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_delays(
     queue: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
@@ -698,6 +727,7 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     assert one.seconds_to_next_peek() == 7
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     """Locked in a savepoint; what came back in a stretch without anything for this process is read again all the same."""
     handle(Leased)
@@ -714,6 +744,7 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     assert one.schedule.is_due
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
     jump(Leased, 700)
@@ -735,6 +766,7 @@ def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.Monke
     assert one.marks.lowest > 700
 
 
+@pytest.mark.usefixtures("fast")
 def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -752,6 +784,7 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     assert one.marks._round_trip > 1
 
 
+@pytest.mark.usefixtures("fast")
 def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump(Capped)
     one.peek()
@@ -770,6 +803,7 @@ def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.
     assert one.marks._round_trip > 1
 
 
+@pytest.mark.usefixtures("fast")
 def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outage(
     start_worker: Start, settings: Any
 ) -> None:
@@ -800,6 +834,7 @@ def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outa
     gate.let(1)
 
 
+@pytest.mark.usefixtures("fast")
 def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_handler_of_its_batch(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -836,6 +871,7 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
     gate.let(1)
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_was_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -856,6 +892,7 @@ def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_w
         setattr(task, inside, None)
 
 
+@pytest.mark.usefixtures("fast")
 def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     one = idle_pump()
     a_clock(monkeypatch)
@@ -888,6 +925,7 @@ def pump_without_a_place() -> QueuePump:
     return one
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
     one = pump_without_a_place()
 
@@ -897,6 +935,7 @@ def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
     assert one.marks.behind()[0].low == 50_000
 
 
+@pytest.mark.usefixtures("fast")
 def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does() -> None:
     one = pump_without_a_place()
     one.state.claims._behind = found = [SeqRange(10, 50, "tests")]
@@ -908,3 +947,198 @@ def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_do
 
     assert one.state.claims._behind == found
     assert one.marks.behind() == before
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 5, 7])
+@pytest.mark.parametrize("first", [1, 2, 3, 1000])
+def test_of_many_workers_as_many_take_part_as_there_are_messages(waiting: int, first: int) -> None:
+    parts = [share_of_backlog(waiting, first, rank, 8) for rank in range(8)]
+    places = [queue_position(first, rank, 8) for rank in range(8)]
+
+    assert parts.count(1) == waiting
+    assert sorted(place for place, part in zip(places, parts, strict=True) if not part) == list(range(waiting, 8)), (
+        "the others come one after the other"
+    )
+
+
+@pytest.mark.parametrize("waiting", [8, 9, 16, 23, 100])
+@pytest.mark.parametrize("first", [1, 6])
+def test_the_parts_of_all_workers_add_up_to_a_small_backlog(waiting: int, first: int) -> None:
+    parts = [share_of_backlog(waiting, first, rank, 8) for rank in range(8)]
+
+    assert sum(parts) == waiting
+    assert max(parts) - min(parts) <= 1
+
+
+def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+    """What a pump calls for: (tasks, messages of each)."""
+    calls: list[tuple[int, int | None]] = []
+
+    def call(tasks: int, messages: int | None = None) -> int:
+        calls.append((tasks, messages))
+        return tasks
+
+    monkeypatch.setattr(one.pool, "submit", call)
+    return calls
+
+
+def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump(concurrency=4)
+    one.workers, one.rank = 8, 5
+    monkeypatch.setattr(one, "peek", lambda: PeekResult(1000, 0, 8))
+    calls = calls_of(one, monkeypatch)
+
+    one.peek_and_submit()
+
+    assert calls == [(4, None)]
+
+
+def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump()
+    one.workers, one.rank = 8, 5
+    looks: list[PeekResult] = []
+
+    def peek() -> PeekResult:
+        looks.append(PeekResult(1, 0, 8))
+        return looks[-1]
+
+    monkeypatch.setattr(one, "peek", peek)
+    calls = calls_of(one, monkeypatch)
+
+    one.peek_and_submit()
+
+    assert len(looks) == 2, "the first look said that it was the turn of others"
+    assert calls == [(1, 1)]
+
+
+def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = idle_pump()
+    monkeypatch.setattr(one, "peek", lambda: PeekResult(6, 0, 1))
+    calls = calls_of(one, monkeypatch)
+    at_work = AtLeastOnceReceiver(one.state, None)
+    at_work.share, at_work.share_at = 5, monotonic()
+    one.pool.receivers = [at_work]
+
+    one.peek_and_submit()
+
+    assert calls == [(1, 1)]
+
+
+def three_busy_workers() -> None:
+    """They live, and take nothing."""
+    for _ in range(3):
+        subscriber(dead=False)
+
+
+def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
+    start_worker: Callable[..., Worker], settings: Any
+) -> None:
+    """They are one message each, which is the other one's by its number; that one is busy and takes none."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    handled: list[float] = []
+
+    def act(message: Nop) -> None:
+        handled.append(monotonic())
+
+    consumer(Leased, name="tests")(act)
+    three_busy_workers()
+    waited: list[float] = []
+    # Several, because a busy machine makes one of them late.
+    for number in range(1, 21):
+        Leased.send(Nop(number, ""))
+        worker = start_worker(Leased, heartbeat=True, listener=True)
+        started = monotonic()
+        eventually(lambda number=number: len(handled) == number)
+        waited.append(handled[-1] - started)
+        worker.stop()
+        if waited[-1] <= 0.3:
+            break
+
+    assert min(waited) <= 0.3, waited
+
+
+def test_what_busy_workers_leave_is_taken_where_every_look_is_old_by_the_time_of_the_claim(
+    start_worker: Callable[..., Worker], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that comes late looks anew, and finds a message that is another worker's by its number, as the look before."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 3600}
+    monkeypatch.setattr(pump, "PEEK_LIFETIME", 0.0)
+    handled: list[int] = []
+
+    def act(message: Nop) -> None:
+        handled.append(message.number)
+
+    consumer(Leased, name="tests")(act)
+    three_busy_workers()
+    start_worker(Leased, heartbeat=True, listener=True)
+
+    # One after the other: of four numbers in a row three are the busy ones'.
+    for number in range(4):
+        Leased.send(Nop(number, ""))
+        eventually(lambda number=number: len(handled) == number + 1)
+
+
+#: So many claims in vain in a row are waited for.
+IN_VAIN = COVERING + 5
+
+
+def send_elsewhere(queue: Any, number: int) -> None:
+    """On a connection of its own: the one of the test has a transaction open."""
+
+    def send() -> None:
+        queue.send(Nop(number, ""))
+        connections.close_all()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sender.join(DEADLINE)
+
+
+@pytest.mark.parametrize(("queue", "released"), [(Leased, False), (Transactional, True)])
+def test_it_is_claimed_in_vain_ever_less_often_and_what_is_new_is_handled_at_once(
+    start_worker: Callable[..., Worker],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    queue: Any,
+    released: bool,
+) -> None:
+    """What was locked in a savepoint is no less so when the savepoint is released."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 2}
+    handled: list[int] = []
+    looks: list[tuple[float, int]] = []
+    really_look = QueuePump.peek_and_submit
+
+    def look(self: QueuePump) -> None:
+        looks.append((monotonic(), self.schedule.empty_claims))
+        really_look(self)
+
+    monkeypatch.setattr(QueuePump, "peek_and_submit", look)
+    consumer(queue, name="tests")(_noting(handled))
+    queue.send(Nop(0, ""))
+    with transaction.atomic(), ExitStack() as savepoint:
+        savepoint.enter_context(transaction.atomic())
+        list(queue.objects.select_for_update())
+        if released:
+            savepoint.close()
+        pump = start_worker(queue, concurrency=1).pump
+        send_elsewhere(queue, 1)  # a later transaction has ended: from now on a look takes the row for free
+        pump.wake()
+
+        eventually(lambda: pump.schedule.empty_claims >= IN_VAIN)
+        for (before, in_vain), (after, more) in pairwise(looks):
+            if COVERING < in_vain <= more:
+                assert after - before >= EMPTY_WAIT * 2**in_vain / 2, looks
+
+        for number in range(2, 12):
+            send_elsewhere(queue, number)
+            pump.wake()
+            eventually(lambda: handled == [*range(1, number + 1)])  # noqa: B023
+    pump.wake()
+    eventually(lambda: handled[-1] == 0)
+
+
+def _noting(handled: list[int]) -> Callable[[Nop], None]:
+    def handler(message: Nop) -> None:
+        handled.append(message.number)
+
+    return handler

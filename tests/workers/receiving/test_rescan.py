@@ -1,33 +1,35 @@
-"""The rescan of a pump finds every message that appears behind its low-water mark, beside real transactions."""
+"""The rescan finds every message that appears behind a low-water mark, beside real transactions."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
-from queueapp import consumer
+from queueapp import consumer, messages
 from queueapp.models import Now
+from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import MAX_SEQ, SEQ, PeekResult, SeqRange
 from tests.conformance.gate import Gate
 from tests.databases import only_on_postgresql, skip_unless_prepared
-from tests.in_process_worker import eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from tests.workers.receiving.test_pump import Start, idle_pump
 from tests.workers.services.upkeep import another
+from workers.receiving.claim_tracker import ClaimTracker
 from workers.receiving.pump import QueuePump
 
-pytestmark = [real_commits, only_on_postgresql, pytest.mark.usefixtures("no_consumers")]
 
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fast(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
 
@@ -60,6 +62,10 @@ def pump() -> QueuePump:
     return idle_pump()
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 def test_message_committed_late_is_found(pump: QueuePump) -> None:
     with committed_late(lambda: Leased.send(Nop(-1, ""))) as commit:
         passed = send(Leased, 5)
@@ -74,6 +80,10 @@ def test_message_committed_late_is_found(pump: QueuePump) -> None:
     assert look(pump).behind == 0
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 def test_message_committed_late_is_found_beside_an_old_snapshot(pump: QueuePump) -> None:
     with another() as reader, reader.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -87,6 +97,10 @@ def test_message_committed_late_is_found_beside_an_old_snapshot(pump: QueuePump)
             assert look(pump).behind == 1
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("leased", [False, True], ids=["deleted", "leased"])
 def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) -> None:
     seqs = send(Leased, 5)
@@ -104,6 +118,10 @@ def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) 
     assert pass_over(pump) == [seqs[2]]
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 def test_message_of_a_prepared_transaction_is_found(pump: QueuePump) -> None:
     skip_unless_prepared(connection)
     with another() as other, other.cursor() as cursor:
@@ -121,6 +139,10 @@ def test_message_of_a_prepared_transaction_is_found(pump: QueuePump) -> None:
     assert look(pump).behind == 1
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 def test_message_with_an_expired_lease_is_found(pump: QueuePump) -> None:
     seqs = send(Leased, 5)
     Leased.objects.filter(seq=seqs[1]).update(lease_expires=Now() + timedelta(hours=1))
@@ -132,6 +154,10 @@ def test_message_with_an_expired_lease_is_found(pump: QueuePump) -> None:
     assert look(pump).behind == 1
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 def test_messages_below_a_seq_chosen_by_the_sender_are_found(pump: QueuePump) -> None:
     send(Leased, 4)
     Leased.objects.filter(seq=Leased.objects.latest("seq").seq).update(seq=MAX_SEQ - 5)
@@ -144,6 +170,10 @@ def test_messages_below_a_seq_chosen_by_the_sender_are_found(pump: QueuePump) ->
     assert pass_over(pump) == later
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 def test_messages_of_a_restarted_sequence_are_found(pump: QueuePump) -> None:
     jump(Leased, 1_000_000)
     send(Leased, 3)
@@ -158,6 +188,10 @@ def test_messages_of_a_restarted_sequence_are_found(pump: QueuePump) -> None:
         jump(Leased, 2_000_000)
 
 
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("queue", [Leased, Transactional])
 def test_worker_handles_late_commits_and_slow_messages_beside_the_backlog(queue: Any, start_worker: Start) -> None:
     done: list[int] = []
@@ -180,3 +214,193 @@ def test_worker_handles_late_commits_and_slow_messages_beside_the_backlog(queue:
 
     eventually(lambda: not queue.objects.exists())
     assert sorted(done) == [*range(60), 99]
+
+
+_GATE = 7_401
+
+
+@pytest.fixture
+def handled(settings: Any, start_worker: Callable[..., Worker]) -> list[int]:
+    """What a worker has handled that looks ten times a second."""
+    settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
+    numbers: list[int] = []
+
+    @consumer(Leased, name="tests")
+    def handle(message: Nop) -> None:
+        numbers.append(message.number)
+
+    start_worker(Leased)
+    return numbers
+
+
+@pytest.fixture
+def slow_trigger() -> Iterator[None]:
+    """Inserts of messages with the number -1 wait, before the row is stored, until the test lets go of a lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF position('-1' in convert_from(NEW.body, 'UTF8')) > 0 THEN "
+            f"PERFORM pg_advisory_xact_lock_shared({_GATE}); END IF; RETURN NEW; END $$"
+        )
+        cursor.execute("CREATE TRIGGER late BEFORE INSERT ON testapp_leased FOR EACH ROW EXECUTE FUNCTION late()")
+        cursor.execute(f"SELECT pg_advisory_lock({_GATE})")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_advisory_unlock({_GATE})")  # where the test has not come to it; else a warning
+        cursor.execute("DROP TRIGGER late ON testapp_leased")
+        cursor.execute("DROP FUNCTION late()")
+
+
+def ten_others_are_handled(handled: list[int]) -> None:
+    """One by one, so that floors rise and looks come by."""
+    for number in range(10):
+        Leased.send(Nop(number, ""))
+        eventually(lambda wanted=number: wanted in handled)
+
+
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+def test_a_send_whose_trigger_waits_is_found_soon(handled: list[int], slow_trigger: None) -> None:
+    def send() -> None:
+        Leased.send(Nop(-1, ""))
+        connections.close_all()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with connection.cursor() as cursor:
+
+        def waits() -> bool:
+            cursor.execute(
+                "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = %s", [_GATE]
+            )
+            return bool(cursor.fetchone()[0])
+
+        eventually(waits)
+        ten_others_are_handled(handled)
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [_GATE])
+        sender.join()
+
+    eventually(lambda: handled == [*range(10), -1], 10)
+
+
+@real_commits
+@only_on_postgresql
+@pytest.mark.usefixtures("no_consumers")
+def test_a_copy_that_is_not_at_its_end_is_found_soon(handled: list[int]) -> None:
+    """``send_many`` is one: its rows have their seqs before the first of them is stored."""
+    before, numbers = last_seq(), range(-100, 0)
+    other = connection.copy()
+    other.inc_thread_sharing()
+    other.ensure_connection()
+    try:
+        with other.connection.cursor().copy("COPY testapp_leased (id, headers, body) FROM STDIN") as copy:
+            for number in numbers:
+                headers, body = messages.encode(Nop(number, "x" * 1_000))
+                copy.write_row((messages.new_id(), headers, body))
+            eventually(lambda: last_seq() > before)
+            ten_others_are_handled(handled)
+    finally:
+        other.close()
+
+    eventually(lambda: sorted(handled) == [*numbers, *range(10)], 10)
+
+
+def last_seq() -> int:
+    """The seq that was given last."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sequence_last_value(pg_get_serial_sequence('testapp_leased', 'seq')::regclass)")
+        return cursor.fetchone()[0] or 0
+
+
+def _insert_highest() -> None:
+    if connection.vendor == "microsoft":
+        pytest.skip("a seq is an identity, which nobody can set")
+    Leased.send(Nop(1, ""))
+    Leased.objects.update(seq=MAX_SEQ)
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_worker_handles_it_and_those_that_come_after_it(start_worker) -> None:
+    seen: list[int] = []
+
+    @consumer(Leased, name="tests")
+    def handle(message: Nop) -> None:
+        seen.append(message.number)
+
+    _insert_highest()
+    start_worker(Leased, concurrency=2)
+    eventually(lambda: seen == [1])
+    for number in (2, 3):
+        Leased.send(Nop(number, ""))
+        eventually(lambda wanted=number: seen[-1] == wanted and not Leased.objects.exists())
+
+    assert seen == [1, 2, 3]
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_receive_takes_it_and_those_that_come_after_it() -> None:
+    _insert_highest()
+    found: list[int] = []
+
+    def received() -> list[int]:
+        with Leased.receive(5) as batch:
+            for message in batch:
+                found.append(message.body["number"])
+                message.ack()
+        return found
+
+    assert received() == received() == [1]
+    for number in (2, 3):
+        Leased.send(Nop(number, ""))
+        assert received()[-1] == number
+
+    assert found == [1, 2, 3]
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_a_floor_is_a_seq_and_never_the_highest_one_by_a_claim() -> None:
+    floors = LowWaterMarks()
+    floors.share(memoryview(bytearray(8)).cast("q"), [0, 0])
+    floors.advance([(MAX_SEQ,)], 0)
+    floors.advance_to(MAX_SEQ)
+    assert floors.ahead() == [SeqRange(0, MAX_SEQ)]
+    floors.advance([(MAX_SEQ - 1,)], 0)
+    assert floors.ahead() == [SeqRange(MAX_SEQ, MAX_SEQ)]
+    floors.skip(("", 0), lambda low: low + 1)
+    assert floors.ahead() == [SeqRange(MAX_SEQ, MAX_SEQ)]
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_a_floor_of_a_level_is_one_too() -> None:
+    floors = LowWaterMarks([("", 1), ("", 0)], leveled=True)
+    floors.advance([(MAX_SEQ, *(None,) * 6, "", 1)], 0)
+    assert floors.ahead()[0] == SeqRange(0, MAX_SEQ, "", 1)
+    floors.advance([(MAX_SEQ - 1, *(None,) * 6, "", 1)], 0)
+    assert floors.ahead()[0] == SeqRange(MAX_SEQ, MAX_SEQ, "", 1)
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_the_rescan_comes_round_soon() -> None:
+    floors = LowWaterMarks()
+    floors.advance([(MAX_SEQ - 1,)], 0)
+    looks = 0
+    while not floors.rescanned(0.0):
+        looks += 1
+        assert looks < 100
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+def test_claims_beside_each_other_look_no_higher() -> None:
+    floors = LowWaterMarks()
+    floors.advance([(MAX_SEQ - 1,)], 0)
+    claiming = ClaimTracker(floors)
+    claiming.begin(500)
+
+    assert claiming.begin(500).ranges == [SeqRange(MAX_SEQ, MAX_SEQ)]

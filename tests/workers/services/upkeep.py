@@ -14,7 +14,7 @@ from tests.conformance.gate import Gate
 from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from tests.workers.receiving.batches import SingleReceiver
+from tests.workers.receiving.single_receiver import SingleReceiver
 from workers.services.lease_renewer import LeaseRenewer, RenewedQueue
 
 

@@ -14,7 +14,7 @@ from queueapp.models import PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import AtMostOnce
-from tests.workers.receiving.batches import SingleReceiver
+from tests.workers.receiving.single_receiver import SingleReceiver
 from workers.receiving.receivers import outcomes
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]

@@ -1,4 +1,4 @@
-"""What a set consumer's task writes down for whoever accounts for its process: all of its messages, and none when it has ended."""
+"""What the receiver of a set consumer records in its slot: all messages of the set, and none when it has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from queueapp.consuming.registry import registered
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import InSets
-from tests.workers.receiving.batches import SingleReceiver
+from tests.workers.receiving.single_receiver import SingleReceiver
 from workers.processes.in_flight_slots import InFlightSlots
 
 pytestmark = real_commits

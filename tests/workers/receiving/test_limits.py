@@ -1,4 +1,4 @@
-"""Limits, fairness and filters in workers of this process."""
+"""Limits, fairness and filters in workers of one process."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tests.testapp.models import (
 )
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
 
 Start = Callable[..., Worker]
 

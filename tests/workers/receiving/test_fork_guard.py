@@ -1,4 +1,4 @@
-"""How the child of a handler that forks ends: as a script would have."""
+"""How the child of a handler that forks ends: as a script does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While the database or what the handlers need is away, one task feels its way, and not without a rest."""
+"""What the receivers of a queue share: its health, throttle and probing, and what becomes of returned messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,50 @@ from typing import Any
 
 import msgspec
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections
 
-from tests.in_process_worker import real_commits
+from queueapp.sql.claims import SeqRange
+from tests.databases import statements_of
+from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
+from tests.workers.receiving.single_receiver import SingleReceiver
 from workers.receiving.pump import QueuePump
 from workers.receiving.receivers.base import ActiveHandler
 
-pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+@real_commits
+def test_what_held_nothing_is_read_again_for_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SingleReceiver(Leased).pump.state
+    state.claims.extend_skipped(SeqRange(1), 5)
+    statements = statements_of(connections["default"], "claims")
+    read_heads, reads = statements.read_heads, list[float]()
+
+    def slowly(self: Any, *arguments: Any) -> Any:
+        reads.append(monotonic())
+        while monotonic() < reads[-1] + 0.02:
+            pass
+        return read_heads(self, *arguments)
+
+    monkeypatch.setattr(statements, "read_heads", slowly)
+    state.skipped.reread(1)
+    state.skipped.reread(1)
+    assert len(reads) == 1
+    eventually(lambda: state.skipped.reread(1) or len(reads) == 2)
+
+    assert reads[1] - reads[0] >= 10 * 0.02
+
+
+@real_commits
+def test_what_is_to_be_received_again_is_looked_for_at_once() -> None:
+    pump = SingleReceiver(Leased).pump
+    pump.schedule.is_due = False
+
+    pump.state.messages_returned([7, 5])
+
+    assert pump.schedule.is_due
+    assert pump.schedule.wake.is_set()
+    assert pump.stats.returned == 2
 
 
 class Stopping(threading.Event):
@@ -56,6 +91,8 @@ def pump(stopping: Stopping, calls: list[Any], monkeypatch: pytest.MonkeyPatch) 
     return one
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize(("counted", "well", "in_trouble"), [(100, (4, 5), (1, 20)), (10, (4, None), (1, None))])
 def test_a_look_calls_one_task_however_much_it_sees(
     pump: QueuePump, calls: list[Any], counted: int, well: Any, in_trouble: Any
@@ -78,6 +115,8 @@ def test_a_look_calls_one_task_however_much_it_sees(
     assert len(calls) == 3, "a claim that came through ends it"
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_failures_in_a_row_are_followed_by_rests_until_one_succeeds(
     pump: QueuePump, stopping: Stopping, settings: Any
 ) -> None:
@@ -92,6 +131,8 @@ def test_failures_in_a_row_are_followed_by_rests_until_one_succeeds(
     assert stopping.waits == [30.0] * 3
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_a_full_claim_has_the_pump_look_for_more_and_in_trouble_it_does_not(pump: QueuePump, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 1, "THROTTLE_WAIT": 30}
     pump.state.claimed([], full=False)
@@ -115,6 +156,8 @@ def task(pump: QueuePump) -> Any:
     return task
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
     pump: QueuePump, calls: list[Any], task: Any
 ) -> None:
@@ -128,6 +171,8 @@ def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
     assert calls == [(1, 20)]
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize("inside", ["active_handler", "active_callback"])
 def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
     pump: QueuePump, calls: list[Any], task: Any, inside: str, settings: Any
@@ -147,6 +192,8 @@ def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
     assert calls == [(1, 20)]
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_the_end_of_an_outage_is_not_the_beginning_of_the_next_one(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
     pump.state.health.failed()
@@ -161,6 +208,8 @@ def test_the_end_of_an_outage_is_not_the_beginning_of_the_next_one(pump: QueuePu
     assert pump.probing_receivers() == 0
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump: QueuePump, task: Any) -> None:
     """It has just ended: the two are not counted in one breath."""
     pump.state.health.breaker.failure(OperationalError("away"))
@@ -170,6 +219,8 @@ def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump:
     assert pump.probing_receivers() == 0
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_an_outage_begins_once_however_many_attempts_fail_in_it(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
     pump.state.health.failed()
@@ -181,6 +232,8 @@ def test_an_outage_begins_once_however_many_attempts_fail_in_it(pump: QueuePump,
     assert pump.probing_receivers() == 1
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_a_claim_that_is_answered_has_worked_though_it_got_nothing(pump: QueuePump) -> None:
     Leased.objects.all().delete()
     pump.state.health.breaker.failure(OperationalError("away"))
@@ -192,6 +245,8 @@ def test_a_claim_that_is_answered_has_worked_though_it_got_nothing(pump: QueuePu
     assert pump.health.degraded_text() == ""
 
 
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_in_an_outage_a_task_that_is_not_alone_gives_way(pump: QueuePump, task: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
     pump.state.health.failed()

@@ -1,14 +1,20 @@
-"""How many messages a receive task leases at once follows from how long its handlers take."""
+"""How many messages a receiver claims at once: by the time of their handlers, and by the size of their bodies."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
+from queueapp import consumer
+from queueapp.conf import settings as queueapp_settings
 from queueapp.sql.claims import BODY, Claimed
+from tests.in_process_worker import Worker, eventually, real_commits
+from tests.testapp.models import AtMostOnce, Leased
 from workers.receiving.batch_sizer import BatchSizer
+from workers.receiving.queue_state import QueueState
 
 TARGET = 0.08
 
@@ -54,8 +60,6 @@ def test_a_batch_that_was_not_full_says_nothing_about_a_bigger_one() -> None:
 
     assert size.n == 2
 
-
-# -- bytes -------------------------------------------------------------------------------------------------------------
 
 LIMIT = 1_000_000
 
@@ -130,3 +134,35 @@ def test_handlers_that_take_no_time_at_all_are_no_division_by_zero() -> None:
     size.observe(1, 0.0)
 
     assert size.n == 2
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
+@pytest.mark.parametrize("queue", [Leased, AtMostOnce])
+def test_a_backlog_of_155_megabytes_is_claimed_in_bounded_batches(
+    start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, queue: Any
+) -> None:
+    each, count = 310_000, 500
+    claims: list[int] = []
+    handled: list[int] = []
+    claimed = QueueState.claimed
+
+    def weighing(self: QueueState, rows: Any, full: bool) -> None:
+        claims.append(sum(len(row[BODY]) for row in rows))
+        claimed(self, rows, full)
+
+    @consumer(queue, name="tests")
+    def handler(message: bytes) -> None:
+        handled.append(len(message))
+
+    monkeypatch.setattr(QueueState, "claimed", weighing)
+    body = b"x" * each
+    queue.send_many(body for _ in range(count))
+    start_worker(queue, concurrency=2)
+
+    eventually(lambda: len(handled) == count)
+    eventually(lambda: not queue.objects.exists())
+
+    assert sum(claims) == each * count == 155_000_000
+    assert max(claims) <= queueapp_settings.MAX_BATCH_BYTES == 16 * 2**20
+    assert max(claims) > each, "and not one by one"

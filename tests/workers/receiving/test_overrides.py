@@ -1,4 +1,4 @@
-"""What an operator sets while a worker runs is in force for that worker, and for who sends and tops up, without a restart."""
+"""What an operator sets while a worker runs is in force for that worker and for senders, without a restart."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
+
+
 Start = Callable[..., Worker]
 
 

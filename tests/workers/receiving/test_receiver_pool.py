@@ -1,4 +1,4 @@
-"""The tasks of a queue: who is called, who waits, and who has to end."""
+"""The receivers of a queue: which is called, which waits, and which ends."""
 
 from __future__ import annotations
 
