@@ -1,13 +1,13 @@
-"""The admin pages, one module each. ``register`` is called once every app's own ``admin.py`` has been imported.
+"""The admin pages, one module each. ``register`` is called after every app's own ``admin.py`` is imported.
 
-An app that wants a page of its own for a queue subclasses ``queueapp.admin.queues.QueueAdmin``.
+An app that registers its own page for a queue subclasses ``queueapp.admin.queues.QueueAdmin``.
 """
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Register the pages of queueapp, and of each queue that its app did not register itself."""
+    """Register the pages of queueapp, and a page for each queue that its app did not register itself."""
     from . import site
 
     site.register()

@@ -1,6 +1,6 @@
-"""Bodies on a page as their senders wrote them: decompressed, and decrypted for whoever has ``queueapp.decrypt_body``.
+"""Bodies on a page as their senders wrote them: decompressed, and decrypted for users with ``queueapp.decrypt_body``.
 
-Of what cannot be read the page says why, and shows the stored bytes. A key is never shown, nor which subject it is of.
+If a body cannot be read, the page shows the stored bytes and the reason. It never shows a key, nor its subject.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..messages.body_filters import innermost, is_secret, is_wrapped, opened
 from ..sql import nonblocking
 from .formatting import display
 
-#: Bytes of a stored body that is opened for a page.
+#: Bytes of the largest stored body that a page decodes.
 LARGEST = 512 * 1024
 DECRYPT = "queueapp.decrypt_body"
 
 
 class Read(NamedTuple):
-    """A body as it was sent, or as it is stored (``note`` says why), and how long that is."""
+    """A body as it was sent, or as it is stored (``note`` says why), and its size."""
 
     body: bytes | None
     size: int | None
@@ -31,7 +31,7 @@ class Read(NamedTuple):
 
 
 def content_type_of(headers: str | None) -> str:
-    """What headers say; '' when they do not, or do not parse."""
+    """The content type of the headers; '' without one, or if they do not parse."""
     try:
         return read_head(headers or "")[1]
     except UndecodableMessage:
@@ -39,7 +39,7 @@ def content_type_of(headers: str | None) -> str:
 
 
 def editable_body(request: HttpRequest, message: Any) -> bytes | None:
-    """The body of a poison message as a form edits it; None where there is none to be edited by this user."""
+    """The body of a poison message for the edit form; None if this user cannot edit it."""
     if message.body is None:
         return None
     body, content_type = bytes(message.body), content_type_of(message.headers)
@@ -54,13 +54,12 @@ def editable_body(request: HttpRequest, message: Any) -> bytes | None:
 
 
 def may_decrypt(request: HttpRequest) -> bool:
-    """Whether this user may read what is encrypted."""
+    """Whether this user may read encrypted bodies."""
     return bool(request.user.has_perm(DECRYPT))
 
 
 def read(request: HttpRequest, page: Any, message: Any, start: bytes | None) -> Read | None:
-    """The body of a message that was compressed or encrypted; None for one that is as it was sent. ``start``: what the page has
-    fetched of it."""
+    """The body of a compressed or encrypted message; None for a plain one. ``start``: the bytes that the page has fetched."""
     content_type = content_type_of(message.start_of_headers)
     if not is_wrapped(content_type) or start is None:
         return None

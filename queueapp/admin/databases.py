@@ -1,7 +1,7 @@
-"""Which database a page shows: the tables of queueapp are in each one that has queues, with rows and numbers of their own.
+"""Choosing the database of a page: every database with queues has the tables of queueapp, with rows of their own.
 
-A list shows one database; where there are several, a filter chooses. The key of a row names its database unless it is the
-first one: ``17``, ``warehouse:17``. Whatever a page does to a row, it does in the database that the row was read from.
+A list shows one database; a filter selects it where there are several. The key of a row names its database unless it is the
+first one: ``17``, ``warehouse:17``. Operations on a row run in the database that the row was read from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARAMETER = "database"
 
 
 class DatabaseFilter(admin.SimpleListFilter):
-    """Which database the list shows: always one, the first one unless asked otherwise. Not there when there is only one."""
+    """Selects the database of the list, by default the first. Hidden with one database."""
 
     title = "database"
     parameter_name = PARAMETER
@@ -47,13 +47,13 @@ class DatabaseFilter(admin.SimpleListFilter):
 
 
 class StrictChangeList(ChangeList):
-    """A list whose filters take only what they offer, and whose links name the database."""
+    """A list whose filters accept only the values that they offer, and whose links name the database."""
 
     model_admin: Any
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Django's, but a choice that is not offered is refused: a mistyped filter that is ignored shows everything, and
-        then "select all" means everything. So is a NUL, which PostgreSQL takes in no text."""
+        """Django's filters, but a value that is not offered is refused: with a mistyped filter the list would show everything,
+        and "select all" would mean everything. A NUL is refused, because PostgreSQL accepts it in no text."""
         if any("\0" in value for name in request.GET if name != SEARCH_VAR for value in request.GET.getlist(name)):
             raise IncorrectLookupParameters("a NUL")
         result = super().get_filters(request)
@@ -70,7 +70,7 @@ class StrictChangeList(ChangeList):
 
 
 class Named(NamedTuple):
-    """What Django's templates ask of an object: its key, and a name. The name is one that was made harmless."""
+    """The key and the escaped name that Django's templates ask of an object."""
 
     pk: Any
     name: str
@@ -83,8 +83,8 @@ class OfDatabases(admin.ModelAdmin):
     """A page over a table that may be in several databases."""
 
     def databases(self) -> list[str]:
-        """The databases whose rows this page shows: the one that the router names for this table, then those of queues, and
-        those that keep delayed messages for them."""
+        """The databases whose rows this page shows: the router's for this table, then those of queues, and those that keep delayed
+        messages for them."""
         first = router.db_for_write(self.model)
         others = {
             alias for queue in registry.queues for alias in (router.db_for_write(queue), *delayed.stores_of(queue))
@@ -98,11 +98,11 @@ class OfDatabases(admin.ModelAdmin):
         return chosen if chosen in known else known[0]
 
     def key_of(self, row: Any) -> str:
-        """What the address of a row's page calls it."""
+        """The key of a row in the URL of its page."""
         return str(row.pk) if row._state.db == self.databases()[0] else f"{row._state.db}:{row.pk}"
 
     def place_of(self, key: str) -> tuple[str, str]:
-        """The reverse of ``key_of``: (database, primary key); of a database that is not known, a key that no row has."""
+        """The inverse of ``key_of``: (database, primary key). For an unknown database, a key that no row has."""
         alias, separator, primary = key.rpartition(":")
         known = self.databases()
         if not separator:
@@ -115,21 +115,21 @@ class OfDatabases(admin.ModelAdmin):
         return reverse(name, args=(quote(self.key_of(row)),))
 
     def list_url(self, database: str | None = None, **filters: str) -> str:
-        """The list's address: of one database, with these filters."""
+        """The URL of the list for one database, with these filters."""
         if database is not None and database != self.databases()[0]:
             filters[PARAMETER] = database
         url = reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_changelist")
         return f"{url}?{urlencode(filters)}" if filters else url
 
     def named_row(self, row: Any) -> Named:
-        """A row as Django's templates link to it: by the key that says in which database it is."""
+        """A row as Django's templates link to it, by the key that names its database."""
         return Named(self.key_of(row), untrusted.visible(str(row))[:100])
 
     def history_title(self, row: Any) -> str:
         return f"History of {self.opts.verbose_name} {self.named_row(row)}"
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Who did what to a row, and when."""
+        """The log entries of a row."""
         row = self.get_object(request, unquote(object_id))
         named = {} if row is None else {"object": self.named_row(row), "title": self.history_title(row)}
         return super().history_view(request, object_id, {**named, **(extra_context or {})})
@@ -138,30 +138,30 @@ class OfDatabases(admin.ModelAdmin):
         return StrictChangeList
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """From the database that is written to: a replica shows rows that are long gone."""
+        """From the primary database: a replica may show rows that are gone."""
         return super().get_queryset(request).using(self.database(request))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Django's list. What Django does about an address that it does not understand is to show everything."""
+        """Django's list, with a warning where Django ignores an invalid filter and shows everything."""
         response = super().changelist_view(request, extra_context)
         if response.get("Location") == f"{request.path}?{ERROR_FLAG}=1":
-            text = "The address had a filter, or a value, that this list does not have: everything is shown instead."
+            text = "The URL has a filter or a value that this list does not offer: everything is shown instead."
             self.message_user(request, text, messages.WARNING)
         return response
 
     # -- a database that does not answer, or has no such table ---------------------------------------------------------
 
     def or_note(self, request: HttpRequest, alias: str, view: Callable[[], HttpResponse]) -> HttpResponse:
-        """The view's response, or the overview with a note when the table is missing or its database away: a state to be
-        told, not a crash."""
-        # A page is read within a savepoint, so that a missing table does not break the request's own transaction. An
-        # operation commits batch by batch, so it must not be within one.
+        """The response of the view, or a redirect to the overview with a note if the table is missing or its database does not
+        answer."""
+        # A GET runs within a savepoint, so that a missing table does not break the request's own transaction. An operation commits
+        # batch by batch, so it must not run in one.
         guard = transaction.atomic(using=alias) if request.method == "GET" else nullcontext()
         try:
             with guard:
                 return view()
         except (DatabaseError, InterfaceError) as error:
-            cause = told_of(error, alias, self.opts.db_table)
+            cause = note_of(error, alias, self.opts.db_table)
             if not cause:
                 raise
         self.message_user(request, f"{self.named(alias)}: {cause}", messages.ERROR)
@@ -171,15 +171,15 @@ class OfDatabases(admin.ModelAdmin):
         return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
 
     def named(self, alias: str) -> str:
-        """What this page shows, for a note."""
+        """The name of the page in a note."""
         return f"{str(self.opts.verbose_name_plural).capitalize()} of database {alias!r}"
 
 
-def told_of(error: Exception, alias: str, table: str) -> str:
-    """What is told of a table that is missing or cannot be read, or of a database that is away; '' for an error that is
-    something else. Without the database of the overview there is no page to tell it on."""
+def note_of(error: Exception, alias: str, table: str) -> str:
+    """The note for a missing or unreadable table, or a database that does not answer; '' for any other error. If the database of
+    the overview does not answer, no page can show a note."""
     if isinstance(error, DataError):
-        # 'infinity', or a year beyond 9999: only a foreign writer stores it, and the driver refuses to read it.
+        # 'infinity', or a year beyond 9999: another program stored it, and the driver refuses to read it.
         return f"a value in the table {table!r} cannot be read: {str(error).splitlines()[0]}"
     kind = backend_of(connections[alias]).error_kind(error)
     if kind is ErrorKind.MISSING:

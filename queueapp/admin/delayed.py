@@ -1,4 +1,4 @@
-"""The messages that are not due yet: when they go where, send them now, or cancel them."""
+"""The delayed messages: when they are due and where they go; dispatch them now, or cancel them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .operations import Operation
 
 
 class DestinationFilter(BoundedFilter):
-    """The queues of this process; what is addressed to none of them is one choice, because nobody here delivers it."""
+    """The queues of this project; "no such queue" selects messages for other destinations, which are not delivered."""
 
     title = "destination"
     parameter_name = "destination"
@@ -45,7 +45,7 @@ class DestinationFilter(BoundedFilter):
 
 
 def _known(alias: str) -> list[str]:
-    """What messages of this database may be addressed to: queues here, and those of other databases."""
+    """The destinations of messages in this database: its queues, and those of other databases."""
     elsewhere = (name for names in delayed.addresses(alias).values() for name in names)
     return sorted([*(queue._meta.label for queue in registry.queues), *elsewhere])
 
@@ -56,7 +56,7 @@ def _in_words(destination: str) -> str:
 
 
 class DueFilter(admin.SimpleListFilter):
-    """Not bounded: the index on ``due`` serves it."""
+    """Filters by due time. Not bounded: the index on ``due`` serves it."""
 
     title = "due"
     parameter_name = "when"
@@ -87,7 +87,7 @@ OPERATIONS = (
         "dispatch_now",
         "Dispatch now",
         "made due",
-        "Messages that are dispatched now are due at once; the dispatcher moves them to their queues in a second or so.",
+        "The messages become due at once; the dispatcher moves them to their queues within about a second.",
         _GONE,
         "dispatch",
         _make_due,
@@ -127,20 +127,20 @@ class DelayedAdmin(MessageAdmin):
         return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        if request.method == "GET" and (told := self._kept_elsewhere(self.database(request))):
-            self.message_user(request, told, messages.INFO)
+        if request.method == "GET" and (note := self._custom_store_note(self.database(request))):
+            self.message_user(request, note, messages.INFO)
         return super().changelist_view(request, {"title": "Delayed messages", **(extra_context or {})})
 
     @staticmethod
-    def _kept_elsewhere(alias: str) -> str:
-        """What this list has not: messages in a store of a third party. '' where there is none."""
+    def _custom_store_note(alias: str) -> str:
+        """The note about messages in a custom store, which this list does not show; '' without such a store."""
         try:
             name = delayed.name_of_other_store(alias)
         except InvalidOption as error:
             return str(error)
         return name and (
-            f"What is sent with a delay is kept by {name} and not in this list, which has the delayed retries, and what goes to "
-            "queues of other databases. The overview counts both; delayed.cancel() and delayed.reschedule() reach both."
+            f"Messages sent with a delay are in the store {name}, not in this list, which has delayed retries and messages for queues of "
+            "other databases. The overview counts both; delayed.cancel() and delayed.reschedule() reach both."
         )
 
     @admin.display(description="due", ordering="due")
@@ -153,7 +153,7 @@ class DelayedAdmin(MessageAdmin):
         if left > timedelta(0):
             return display.badge("quiet", f"in {display.duration(left)}")
         late = display.duration(left)
-        # A round of the dispatcher takes a moment; a minute late means that there is none.
+        # A dispatcher is at most seconds late; a minute means that none is running.
         return display.badge("warn" if left < timedelta(minutes=-1) else "busy", f"due {late} ago")
 
     @admin.display(description="destination")
@@ -188,7 +188,7 @@ class DelayedAdmin(MessageAdmin):
 
 
 def carried(message: Any) -> list[tuple[str, Any]]:
-    """The facts that a message keeps wherever it goes, those that it has."""
+    """The facts that a message keeps in every table, as far as it has them."""
     texts = (
         ("Recipient", message.recipient),
         ("Correlation id", message.correlation_id),

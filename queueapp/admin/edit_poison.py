@@ -1,8 +1,7 @@
-"""Mending a poison message by hand: its headers and body in a form, a copy of it requeued, the original kept.
+"""Editing a poison message: headers and body in a form, the edited copy is requeued, the original is kept.
 
-What is sent is exactly what was typed: nothing is reformatted, and a body that was not touched goes as the bytes it is.
-A body that no text field can carry unharmed (binary, with control characters, or large) keeps its bytes; its headers
-can be edited all the same.
+The copy is exactly what was typed: nothing is reformatted, and an unchanged body keeps its bytes. A body that a text field would
+change (binary, with control characters, or large) is not editable; its headers are.
 """
 
 from __future__ import annotations
@@ -62,18 +61,18 @@ class EditForm(forms.Form):
 
     @property
     def new_body(self) -> bytes | None:
-        """The body that was typed; None when it was left as it is."""
+        """The body that was typed; None if it is unchanged."""
         if self.text is None:
             return None
         typed = _unix(self.cleaned_data["body"])
         if typed == _unix(self.text):
             return None
-        # Browsers send every line end as CR LF; those of the message are kept.
+        # Browsers send every line end as CR LF; restore those of the message.
         return (typed.replace("\n", "\r\n") if "\r\n" in self.text else typed).encode()
 
 
 def editable(body: bytes | None) -> str | None:
-    """A body as the text of a form; None when a form would not give it back as it is."""
+    """A body as the text of a form; None if a form would not return it unchanged."""
     if body is None or len(body) > LONGEST:
         return None
     try:
@@ -87,15 +86,15 @@ def editable(body: bytes | None) -> str | None:
 
 
 def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpResponse:
-    """The form; posted, the copy is on its way and the list is shown. A message that cannot be edited any more is said."""
+    """The form. A POST requeues the copy and redirects to the list, as does a message that can no longer be edited."""
     if not page.may_edit(request, message):
         raise PermissionDenied
     alias = message._state.db or "default"
     back = page.list_url(alias)
     full = nonblocking(PoisonMessage.objects.using(alias)).filter(pk=message.pk).first()
     if full is None or full.status != PoisonMessage.Status.UNRESOLVED or len(full.headers) > LONGEST:
-        why = "too large to be edited here" if full and len(full.headers) > LONGEST else "not unresolved any more"
-        page.message_user(request, f"Message {message.pk} is {why}.", messages.WARNING)
+        reason = "too large to be edited here" if full and len(full.headers) > LONGEST else "no longer unresolved"
+        page.message_user(request, f"Message {message.pk} is {reason}.", messages.WARNING)
         return HttpResponseRedirect(back)
     body = editable_body(request, full)
     form = EditForm(full, body, request.POST if request.method == "POST" else None)

@@ -1,4 +1,4 @@
-"""The journal: what was published to topics that are kept. Read-only; it goes when its retention is over."""
+"""The journal: publications of journaled topics. Read-only; retention deletes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TopicFilter(BoundedFilter):
 
 
 class PublishedFilter(BoundedFilter):
-    """When it was published: no index serves it beside the order of the list."""
+    """Filters by the time of publication, which no index serves."""
 
     title = "published"
     parameter_name = "published"
@@ -60,7 +60,7 @@ class PublishedFilter(BoundedFilter):
 
 
 class JournalAdmin(MessageAdmin):
-    """All entries of a database's journal, the newest first."""
+    """The journal of a database, newest first."""
 
     list_order = "-seq"
     rows_are = "publication"
@@ -78,25 +78,25 @@ class JournalAdmin(MessageAdmin):
     # -- permissions ----------------------------------------------------------------------------------------------
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never: entries go when their retention is over."""
+        """Never: retention deletes entries."""
         return False
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         raise PermissionDenied
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
-        """Nobody does anything to one."""
+        """There are no operations on entries."""
         raise PermissionDenied
 
     def queues_of_body(self, message: JournalEntry) -> set[str]:
-        """Those that it was published to, whether they took it or not. Of a message that was for no queue the permission to view
-        the journal is enough."""
+        """The queues that it was published to, whether their filters accepted it or not. Without a queue, the permission to view the
+        journal is enough."""
         return {name.lstrip("+-") for name in message.queues.split("|") if name}
 
     # -- the list -------------------------------------------------------------------------------------------------
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        # A message's id has no index here, so a whole one is looked for as a beginning is, in a window.
+        # The message id has no index here, so a whole id is searched like a prefix, in a window.
         return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term[:31])
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -118,7 +118,7 @@ class JournalAdmin(MessageAdmin):
         return display.below(*map(self._taken, names[:3]), "…" if len(names) > 3 else "")
 
     def _taken(self, name: str) -> SafeString:
-        words = {"+": " (as it has room)", "-": " (refused by its filter)"}.get(name[0], "")
+        words = {"+": " (when the queue has capacity)", "-": " (refused by its filter)"}.get(name[0], "")
         return format_html("{}{}", untrusted.inline(name.lstrip("+-"), 60), words)
 
     # -- one message ----------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What the pages of waiting, delayed and poison messages have in common: nobody edits, everybody may be hostile.
+"""The base of the pages of waiting, delayed, poison and journaled messages. They are read-only, and every text may be hostile.
 
-A list that stays fast, a read-only page per message (facts, headers, body, failed attempts, buttons), the body as a
-download, and a delete that goes through the same confirm page as every other operation. Django's own form, save and
-cascade are never used: they would load whole bodies, and write past the rules of the queue.
+A list of bounded cost, a read-only page per message (facts, headers, body, failed attempts, buttons), the body as a download, and
+a delete with the confirm page of every other operation. Django's own form, save and cascade are never used: they would load whole
+bodies, and bypass the rules of the queue.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _HEAD = 8192
 #: Facts about a message, in groups: (title, [(name, value), ...]).
 Facts = list[tuple[str, list[tuple[str, Any]]]]
 
-#: What a failed attempt led to, by the name under which it is written down.
+#: The outcome of a failed attempt, by its name in the history.
 _VERDICTS = {
     "RetryNow": "retried at once",
     "RetryLater": "retried later",
     "Poison": "kept as poison",
     "Discard": "discarded",
-    "Requeued": "requeued by hand",
+    "Requeued": "requeued by an operator",
 }
 
 _PART_OF_ID = re.compile(r"[0-9a-f]{4,32}")
@@ -59,17 +59,17 @@ class Button(NamedTuple):
 
 
 class MessageAdmin(OfDatabases):
-    """Base of the pages of messages. Subclasses say which columns, filters and operations there are."""
+    """Base of the pages of messages. Subclasses define columns, filters and operations."""
 
     operations: tuple[Operation, ...] = ()
-    #: What one row is, in a word.
+    #: The noun for one row.
     rows_are = "message"
     object_history_template = "admin/queueapp/history.html"
     #: The field that holds the message's id.
     id_field = "message_id"
-    #: The order of the list: one that an index gives. A window of rows is looked through in this order.
+    #: The order of the list, which an index gives. Windows are read in this order.
     list_order = "pk"
-    #: Look-ups that a URL may carry beside those of the filters: ones that an index serves.
+    #: Look-ups that a URL may have beside the filters, all served by an index.
     url_lookups: frozenset[str] = frozenset()
 
     list_per_page = 100
@@ -95,7 +95,7 @@ class MessageAdmin(OfDatabases):
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Never: what can be done to a message is an operation, with a permission of its own."""
+        """Never: changes are operations with permissions of their own."""
         return False
 
     def _may(self, request: HttpRequest, action: str) -> bool:
@@ -108,7 +108,7 @@ class MessageAdmin(OfDatabases):
         return BoundedChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Rows without the columns that may be large, and with what stands for them in a list."""
+        """Rows without the columns that may be large, and with a bounded part of them for the list."""
         rows = nonblocking(super().get_queryset(request))
         names = {field.name for field in self.opts.local_concrete_fields}
         return rows.defer(*({"headers", "body", "failures", "traceback", "exception_message"} & names)).annotate(
@@ -119,10 +119,10 @@ class MessageAdmin(OfDatabases):
         return (self.list_order,) if self.list_order.lstrip("-") == self.opts.pk.name else (self.list_order, "pk")
 
     def prepare_rows(self, rows: list[Any]) -> None:
-        """Called once with the rows of a page, to fetch in one query what all of them need."""
+        """Called once with the rows of a page, to fetch related data in one query."""
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only what an index serves: any other look-up in the URL would let anybody scan the table."""
+        """Only look-ups that an index serves: any other one in a URL could scan the table."""
         column = self.list_order.lstrip("-")
         own: Any = self.get_list_filter(request)  # type: ignore[arg-type]
         filters = {spec.parameter_name for spec in own if hasattr(spec, "parameter_name")}
@@ -144,20 +144,20 @@ class MessageAdmin(OfDatabases):
         return queryset.filter(found), False
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
-        """Keys of the messages whose id is, or begins with, these hex digits. Must be an indexed or bounded search."""
+        """Keys of the messages whose id is, or begins with, these hex digits. The search must be indexed or bounded."""
         raise NotImplementedError
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """The list, and what is done to messages selected in it."""
+        """The list, and operations on selected messages."""
         if not all(is_key(key) for key in request.POST.getlist(ACTION_CHECKBOX_NAME)):
-            raise BadRequest("A selected message has a number that no message can have.")
+            raise BadRequest("The number of a selected message is not valid.")
         show = super().changelist_view
         return self.or_note(request, self.database(request), lambda: show(request, extra_context))
 
     # -- columns that all lists have ------------------------------------------------------------------------------
 
     def action_checkbox(self, obj: Any) -> Any:
-        """The check box of a row: named by its key, where Django's would name it by its text."""
+        """The check box of a row, labelled with its key instead of its text."""
         box = '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="Select message {}">'
         return format_html(box, ACTION_CHECKBOX_NAME, obj.pk, obj.pk)
 
@@ -175,8 +175,8 @@ class MessageAdmin(OfDatabases):
         return display.below(self.short_id(row), *self.besides(row))
 
     def besides(self, row: Any) -> list[Any]:
-        """What stands below the id in a list. Few columns and not many: beside the navigation and the filters a small desktop
-        has 630 pixels for all of them."""
+        """The lines below the id in a list. They save columns: beside the navigation and the filters, a small desktop has 630 pixels
+        for all columns."""
         kind = self.message_type(row)
         return [untrusted.inline(kind, 60)] if kind else []
 
@@ -185,7 +185,7 @@ class MessageAdmin(OfDatabases):
         return display.size(row.size)
 
     def message_type(self, row: Any) -> str:
-        """What the headers say the body is; '' when they do not, or are too long to look."""
+        """The message type of the headers; '' without one, or if the headers are too long to be read."""
         try:
             return read_head(row.head)[0]
         except UndecodableMessage:
@@ -208,8 +208,8 @@ class MessageAdmin(OfDatabases):
         return self.list_url(message._state.db)
 
     def queues_of_body(self, message: Any) -> set[str]:
-        """The queues whose messages one must be allowed to see to read this message's body; none: this page's permission
-        is enough."""
+        """The queues whose messages the user must be allowed to see to read the body; none: the permission of this page is
+        enough."""
         return set()
 
     def may_see_body(self, request: HttpRequest, message: Any) -> bool:
@@ -217,7 +217,7 @@ class MessageAdmin(OfDatabases):
         return all(may_view(self.admin_site, request, queue) for queue in self.queues_of_body(message))
 
     def facts(self, request: HttpRequest, message: Any) -> Facts:
-        """What is known about a message beside headers, body and failures."""
+        """The facts about a message beside headers, body and failures."""
         raise NotImplementedError
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
@@ -248,7 +248,7 @@ class MessageAdmin(OfDatabases):
             "buttons": [Button(op, self.list_with(message)) for op in offered],
             "facts": self.facts(request, message),
             "headers": headers._replace(rows=lines),
-            # Not even fetched for whoever may not see it.
+            # Not fetched for a user who may not see it.
             **(self._body(request, message) if may_see_body else {"body": None}),
             "body_of": [untrusted.inline(queue, 200) for queue in sorted(self.queues_of_body(message))],
             "body_size": display.size(message.size),
@@ -271,14 +271,14 @@ class MessageAdmin(OfDatabases):
         }
 
     def more_of(self, request: HttpRequest, message: Any) -> dict[str, Any]:
-        """What else the template shows of a message."""
+        """Additional context of the template."""
         return {}
 
     def title_of(self, message: Any) -> str:
         return f"Message {getattr(message, self.id_field)}"
 
     def body_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """The body as it is stored, as a file: never something that a browser would open or run."""
+        """The stored body as a download that no browser opens or runs."""
         alias = self.place_of(unquote(object_id))[0]
         return self.or_note(request, alias, lambda: self._download(request, object_id))
 
@@ -296,7 +296,7 @@ class MessageAdmin(OfDatabases):
         return response
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
-        """Where Django links to for deleting one object: the confirm page of our own delete."""
+        """Django links here to delete one object: the confirm page of the operation."""
         delete = next(op for op in self.operations if op.name == "delete_selected")
 
         def ask(message: Any) -> HttpResponse:
@@ -317,7 +317,7 @@ class MessageAdmin(OfDatabases):
         return self.page_of(request, object_id, lambda _: show(request, object_id, extra_context))
 
     def page_of(self, request: HttpRequest, object_id: str, view: Callable[[Any], HttpResponse]) -> HttpResponse:
-        """A page about one message, or the list with a note when it is gone."""
+        """A page about one message, or the list with a note if the message is gone."""
 
         def find_and_show() -> HttpResponse:
             message = self._find(request, object_id)
@@ -332,7 +332,7 @@ class MessageAdmin(OfDatabases):
         return message
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """One message with the beginning of its headers. The body is fetched where it is shown, and only its start."""
+        """One message with the start of its headers. Only the start of the body is fetched, where it is shown."""
         alias, primary = self.place_of(object_id)
         if not is_key(primary):
             return None
@@ -341,7 +341,7 @@ class MessageAdmin(OfDatabases):
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
         which = untrusted.visible(unquote(object_id))[:40]
-        text = f"Message {which} is not here any more: it was handled, moved or deleted."
+        text = f"Message {which} is gone: it was handled, moved or deleted."
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.list_url(self.place_of(unquote(object_id))[0]))
 
@@ -357,13 +357,13 @@ class MessageAdmin(OfDatabases):
         names = ("attempt", "exception", "host", "process")
         return [
             {name: untrusted.visible(str(entry.get(name, "")))[:500] for name in names}
-            | {"at": display.told_moment(entry.get("at")), "then": _then(entry.get("verdict", ""))}
+            | {"at": display.moment_of_text(entry.get("at")), "then": _then(entry.get("verdict", ""))}
             for entry in history[-50:]
             if isinstance(entry, dict)
         ]
 
 
 def _then(verdict: Any) -> str:
-    """What became of the message after a failed attempt, in words."""
+    """The outcome of a failed attempt in words."""
     name = untrusted.visible(str(verdict))[:500]
     return _VERDICTS.get(name, name)

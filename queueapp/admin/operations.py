@@ -1,10 +1,10 @@
-"""What an operator can do to messages: one description per operation, one way through which all of them go.
+"""Operations on messages: one description per operation, and one code path that carries all of them out.
 
     button or action menu --POST--> confirm page (what, how many, options) --POST--> batches --> log entry --> message
 
-An operation works on keys in batches that commit one by one, never on objects in memory, so that "select all" over a
-hundred thousand rows works and a killed process has lost nothing but the rest. Its permission is asked for when the
-menu is built and again when it is carried out. It may leave rows alone (leased, gone, locked); the answer says so.
+An operation works on keys in batches that commit one by one, not on objects in memory, so that "select all" over a hundred thousand
+rows works and a killed process loses only the rest. Its permission is checked when the menu is built and again when it runs. It may
+skip rows (leased, gone, locked); the answer reports how many.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .large_tables.lists import capped_count
 
 #: Rows per transaction.
 BATCH = 1000
-#: A request answers within this time; what is left is said, and takes another press.
+#: A request answers within this time; if there are more rows, the answer says so.
 TIME = timedelta(seconds=20)
 #: Messages named on the confirm page; the others are counted.
 SHOWN = 10
@@ -47,7 +47,7 @@ LOGGED_ONE_BY_ONE = 100
 
 
 class Options(forms.Form):
-    """What the confirm page asks; subclasses add fields."""
+    """The options of the confirm page; subclasses add fields."""
 
 
 class Run(Protocol):
@@ -58,21 +58,21 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that can be done to messages, as the menu, the buttons, the confirm page and the log need it."""
+    """One operation, as the menu, the buttons, the confirm page and the log need it."""
 
     name: str
     label: str  #: "Release lease"
     done: str  #: "released", in "3 messages released."
-    explanation: str  #: what will happen, for the confirm page
-    left_alone: str  #: why a row may have been left alone
+    explanation: str  #: the effect, for the confirm page
+    skipped: str  #: why a row may have been skipped
     permission: str  #: ``page.has_<permission>_permission``
     run: Run
     flag: int = CHANGE
     options: type[Options] = Options
     dangerous: bool = False
-    #: With "12 messages" in its place, where that does not follow the label.
+    #: The question with "{}" for "12 messages", where these do not follow the label.
     question: str = ""
-    #: What the button of the confirm page says; "": the label.
+    #: The button of the confirm page; "": the label.
     answer: str = ""
     #: Whether a message's own page offers it.
     offered: Callable[[Any], bool] = lambda message: True
@@ -98,24 +98,24 @@ def actions(*operations: Operation) -> list[Any]:
     return [operation.as_action() for operation in operations]
 
 
-# -- the way through -----------------------------------------------------------------------------------------------
+# -- carrying out --------------------------------------------------------------------------------------------------
 
 
 def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
     if not op.allowed(page, request):
         raise PermissionDenied
     across = request.POST.get("select_across") == "1"
-    # Those that somebody else has dealt with since the list was shown are not in the query any more.
+    # Rows that another operator has handled since the list was shown are not in the query any more.
     chosen = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME)))
     up_to = _whole_number(request.POST.get("up_to"))
     confirmed = "confirmed" in request.POST and (up_to is not None or not across)
     form = op.options(request.POST) if confirmed else op.options()
     if across:
-        # What arrives after the page was shown was not confirmed by anybody.
+        # Messages that arrive after the page was shown are not confirmed.
         up_to = up_to if confirmed else _newest(queryset)
         queryset = queryset.filter(pk__lte=up_to) if up_to is not None else queryset.none()
     if not across and not queryset.exists():
-        _tell(op, page, request, chosen, Done(0))
+        _report(op, page, request, chosen, Done(0))
         return None
     if not confirmed or not form.is_valid():
         return confirm_page(
@@ -125,21 +125,21 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
     asked = capped_count(queryset) if across else chosen
     done = _in_batches(partial(op.run, page, request), queryset, form.cleaned_data)
     _log(op, page, request, selected, done.changed, form.cleaned_data)
-    _tell(op, page, request, asked, done)
+    _report(op, page, request, asked, done)
     return None
 
 
 def is_gone(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> bool:
-    """Whether nothing of what was selected is there any more, since somebody else was quicker; the user is told so."""
+    """Whether all selected rows are gone, because another operator was first; the user gets a message."""
     if queryset.exists():
         return False
-    text = "Nothing was done: what was selected is not here any more. Somebody else has dealt with it."
+    text = "Nothing was changed: the selected rows are gone. Another operator has handled them."
     page.message_user(request, text, messages.WARNING)
     return True
 
 
 class Done(NamedTuple):
-    """What was carried out: rows changed, and why it stopped before the end ('': it did not)."""
+    """The result: rows changed, and why the operation stopped early ('': it did not)."""
 
     changed: int
     stopped: str = ""
@@ -157,15 +157,20 @@ def _in_batches(
         if not keys:
             return Done(changed)
         if last is not None and monotonic() > end:
-            return Done(changed, f"Stopped after {TIME.seconds} seconds; there are more: do it again for the rest.")
+            return Done(
+                changed,
+                f"Stopped after {TIME.seconds} seconds; there are more messages: repeat the operation for the rest.",
+            )
         try:
             changed += run(keys, options)
         except DatabaseError as error:
             if connections[queryset.db].in_atomic_block:
                 raise
-            # The batches before this one are committed: they have to be in the log, and the user has to know.
-            operations_log.exception("An operation of the admin stopped after %d messages.", changed)
-            return Done(changed, f"Stopped by the database ({type(error).__name__}): do it again for the rest.")
+            # The batches before this one are committed: the log and the user need to know.
+            operations_log.exception("An admin operation stopped after %s.", display.messages(changed))
+            return Done(
+                changed, f"Stopped by the database ({type(error).__name__}): repeat the operation for the rest."
+            )
         last = keys[-1]
 
 
@@ -180,10 +185,10 @@ def confirm_page(
     across: bool = False,
     up_to: int | None = None,
 ) -> HttpResponse:
-    """The page that says what is about to be done to how many messages, and asks. Changes nothing."""
+    """The page that shows the operation and the number of messages, and asks for confirmation. Changes nothing."""
     count = capped_count(queryset)
     few = list(queryset.order_by("pk")[:SHOWN])
-    # Django wants something selected even when everything is.
+    # Django requires a selected row even for "select all".
     keys = [row.pk for row in few[:1]] if across else queryset.order_by("pk").values_list("pk", flat=True)
     hidden = [("action", op.name), *((ACTION_CHECKBOX_NAME, key) for key in keys)]
     if across:
@@ -206,7 +211,7 @@ def confirm_page(
 
 
 def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
-    """Render the confirm page. ``question`` is its context; the answer arrives as ``confirmed`` at ``post_to``."""
+    """Render the confirm page with ``question`` as context. The answer is a POST of ``confirmed`` to ``post_to``."""
     list_url = reverse(f"{page.admin_site.name}:{page.opts.app_label}_{page.opts.model_name}_changelist")
     about = {"opts": page.opts, "media": page.media, "list_url": list_url}
     context = {**page.admin_site.each_context(request), **about, **question}
@@ -214,12 +219,12 @@ def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
     return TemplateResponse(request, "admin/queueapp/confirm.html", context)
 
 
-def _tell(op: Operation, page: Any, request: HttpRequest, asked: int, done: Done) -> None:
+def _report(op: Operation, page: Any, request: HttpRequest, asked: int, done: Done) -> None:
     text = f"{display.messages(done.changed)} {op.done}."
     if done.stopped:
         text += f" {done.stopped}"
     elif done.changed < asked <= limits.COUNTED:
-        text += f" {display.messages(asked - done.changed)} left alone: {op.left_alone}."
+        text += f" {display.messages(asked - done.changed)} skipped: {op.skipped}."
     complete = not done.stopped and done.changed >= min(asked, limits.COUNTED)
     page.message_user(request, text, messages.SUCCESS if complete else messages.WARNING)
 
@@ -246,7 +251,7 @@ def _log(
 def log_entry(
     page: Any, request: HttpRequest, text: str, *, row: Any = None, about: str = "", flag: int = CHANGE
 ) -> LogEntry:
-    """A line for the admin's log, not yet saved: under one message, or about what is named otherwise."""
+    """An unsaved entry for the admin's log, for one row or about ``about``."""
     user: Any = request.user
     return LogEntry(
         user_id=user.pk,
@@ -259,7 +264,7 @@ def log_entry(
 
 
 def _newest(queryset: QuerySet[Any]) -> Any:
-    # Of the whole table, not of the filter: the end of the primary key, found at once.
+    # The end of the primary key, without the filter: a single index look-up.
     newest = nonblocking(queryset.model._base_manager.using(queryset.db)).order_by("-pk").values_list("pk", flat=True)
     return newest.first()
 

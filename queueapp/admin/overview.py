@@ -26,7 +26,7 @@ from ..errors import QueueNotFound
 from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
 from ..operations.statistics import breaker_text
 from ..sending.validation import alias_of
-from .databases import PARAMETER, Named, told_of
+from .databases import PARAMETER, Named, note_of
 from .formatting import display, untrusted
 from .operations import Options, ask
 from .overview_rows import OverviewRow, rows_of_all_queues
@@ -98,7 +98,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             with nullcontext() if "confirmed" in request.POST else transaction.atomic(using=alias):
                 return self._operate(request, queue, OPERATIONS[verb])
         except (DatabaseError, InterfaceError) as error:
-            cause = told_of(error, alias, queue._meta.db_table)
+            cause = note_of(error, alias, queue._meta.db_table)
             if not cause:
                 raise
             self.message_user(request, f"Queue {queue._meta.label}: {cause}", messages.ERROR)

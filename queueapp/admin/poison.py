@@ -1,4 +1,4 @@
-"""The messages that failed for good: why, how often, and what to do about it, one by one or by the group."""
+"""The messages that failed for good: reason, attempts, and operations on single messages or groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNRESOLVED, ARCHIVED = Status.UNRESOLVED, Status.ARCHIVED
 
 
 class StatusFilter(admin.SimpleListFilter):
-    """Unresolved ones unless asked otherwise: those are the ones that somebody has to do something about."""
+    """Filters by status; by default the unresolved messages, which need an operator."""
 
     title = "status"
     parameter_name = "status"
@@ -62,7 +62,7 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class _Occurring(admin.SimpleListFilter):
-    """Offers the values that occur among the newest messages: bounded however many messages and values there are."""
+    """Offers the values among the newest messages: bounded for any number of messages and values."""
 
     field = ""
 
@@ -89,7 +89,7 @@ class QueueFilter(_Occurring):
 
 
 class GroupFilter(_Occurring):
-    """Same exception at the same place: what one mended bug lets go."""
+    """Filters by group: same exception at the same place, so one fix resolves all of them."""
 
     title = "group"
     parameter_name = "group"
@@ -110,12 +110,12 @@ class ExceptionFilter(_Occurring, BoundedFilter):
 
 
 class RequeueOptions(Options):
-    """Whether the message gets all its attempts again."""
+    """Whether the attempts start anew."""
 
     counts = forms.ChoiceField(
         choices=[
-            ("reset", "Start anew: all attempts again, the history is dropped"),
-            ("keep", "Keep counts and history: one more attempt"),
+            ("reset", "Reset: all attempts again, the history is dropped"),
+            ("keep", "Keep: counts and history stay, one more attempt"),
         ],
         widget=forms.RadioSelect,
         initial="reset",
@@ -131,12 +131,12 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
     moved = 0
     for label, numbers in by_queue.items():
         try:
-            # Queue by queue: one whose queue is no more must not keep the others here.
+            # By queue: a missing queue must not keep the messages of the others.
             moved += requeue_poison.requeue(
                 chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset"
             )
         except QueueNotFound:
-            text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} left here: no such queue."
+            text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} not requeued: no such queue."
             messages.error(request, text)
     return moved
 
@@ -166,8 +166,8 @@ OPERATIONS = (
         "requeue",
         "Requeue",
         "requeued",
-        "Requeued messages go back, as they are, to the end of the queue they came from, and are handled again.",
-        "archived, requeued or deleted meanwhile, or their queue is no more",
+        "The messages go to the end of the queue that they came from and are handled again.",
+        "archived, requeued or deleted meanwhile, or their queue does not exist any more",
         "requeue",
         _requeue,
         flag=DELETION,
@@ -178,7 +178,7 @@ OPERATIONS = (
         "archive",
         "Archive",
         "archived",
-        "Archived messages are out of the way but kept until their retention is over; they can be restored.",
+        "Archived messages are hidden but kept until their retention is over; they can be restored.",
         "archived, requeued or deleted already",
         "triage",
         _archive,
@@ -200,7 +200,7 @@ OPERATIONS = (
         "delete_selected",
         "Delete",
         "deleted",
-        "Deleted messages, their bodies and their histories are gone for good.",
+        "The messages, their bodies and their histories are deleted for good.",
         "requeued or deleted meanwhile",
         "delete",
         _delete,
@@ -215,7 +215,7 @@ class PoisonAdmin(MessageAdmin):
 
     operations = OPERATIONS
     list_order = "-number"
-    list_display = ("failed", "why", "from_queue", "message")
+    list_display = ("failed", "failure_reason", "from_queue", "message")
     list_display_links = ("failed", "message")
     list_filter = (DatabaseFilter, StatusFilter, QueueFilter, GroupFilter, ExceptionFilter)
     sortable_by = ("failed",)
@@ -232,20 +232,20 @@ class PoisonAdmin(MessageAdmin):
         return self._may(request, "change")
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
-        """``queueapp.edit_poisonmessage``; beside it, a message's body must be one that the user may see."""
+        """``queueapp.edit_poisonmessage``. The user must be allowed to see the body as well."""
         return self._may(request, "edit")
 
     # -- the list -------------------------------------------------------------------------------------------------
 
     def newest(self, request: HttpRequest) -> list[dict[str, Any]]:
-        """What the filters offer choices from: fetched once per request."""
-        held = getattr(request, "_queueapp_newest_poison", None)
-        if held is None:
+        """The newest messages, for the choices of the filters; fetched once per request."""
+        rows = getattr(request, "_queueapp_newest_poison", None)
+        if rows is None:
             columns = ("queue", "exception_type", "group_key", "reason")
-            rows = nonblocking(PoisonMessage.objects.using(self.database(request))).order_by("-number").values(*columns)
-            held = list(rows[:SAMPLE])
-            request._queueapp_newest_poison = held  # type: ignore[attr-defined]
-        return held
+            newest = nonblocking(PoisonMessage.objects.using(self.database(request))).order_by("-number")
+            rows = list(newest.values(*columns)[:SAMPLE])
+            request._queueapp_newest_poison = rows  # type: ignore[attr-defined]
+        return rows
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
         return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term)
@@ -272,10 +272,10 @@ class PoisonAdmin(MessageAdmin):
         return display.below(untrusted.inline(row.queue, 50), untrusted.inline(row.consumer, 60))
 
     @admin.display(description="reason")
-    def why(self, row: Any) -> SafeString:
-        # Most reasons begin with it.
-        said = row.reason.startswith(row.exception_type.rpartition(".")[2])
-        exception = "" if said else format_html("<code>{}</code> ", untrusted.inline(row.exception_type, 50))
+    def failure_reason(self, row: Any) -> SafeString:
+        # Most reasons begin with the name of the exception.
+        repeated = row.reason.startswith(row.exception_type.rpartition(".")[2])
+        exception = "" if repeated else format_html("<code>{}</code> ", untrusted.inline(row.exception_type, 50))
         group = format_html("group {}", self.group(row)) if row.group_key else ""
         return display.below(format_html("{}{}", exception, untrusted.inline(row.reason, 200)), group)
 
@@ -301,7 +301,7 @@ class PoisonAdmin(MessageAdmin):
         return {message.queue, message.destination or message.queue}
 
     def may_edit(self, request: HttpRequest, message: PoisonMessage) -> bool:
-        """Whether this user may edit this message: the form shows its body."""
+        """Whether this user may edit this message. The form shows its body."""
         return self.has_edit_permission(request) and self.may_see_body(request, message)
 
     def facts(self, request: HttpRequest, message: PoisonMessage) -> Facts:
@@ -341,7 +341,7 @@ class PoisonAdmin(MessageAdmin):
         ]
 
     def _original(self, message: PoisonMessage) -> Any:
-        """The message that this one was edited from, as a link while it is kept."""
+        """The message that this one was edited from, as a link while it exists."""
         if message.edit_of is None:
             return ""
         originals = nonblocking(PoisonMessage.objects.using(message._state.db)).filter(message_id=message.edit_of)

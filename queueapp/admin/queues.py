@@ -1,4 +1,4 @@
-"""The messages that wait in one queue: the page that every queue gets unless its app registered one of its own.
+"""The messages of one queue: the page of every queue whose app does not register one of its own.
 
 >>> @admin.register(Orders)
 ... class OrdersAdmin(QueueAdmin):
@@ -51,21 +51,21 @@ class StateFilter(BoundedFilter):
 
 
 class DeliveredFilter(BoundedFilter):
-    """Handed to a handler, or given back, before."""
+    """Filters by earlier deliveries and cancels."""
 
     title = "delivered before"
     parameter_name = "delivered"
     _conditions = {"no": Q(deliveries=0), "yes": Q(deliveries__gt=0), "cancelled": Q(cancels__gt=0)}
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("no", "never"), ("yes", "at least once"), ("cancelled", "given back")]
+        return [("no", "never"), ("yes", "at least once"), ("cancelled", "cancelled")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(self._conditions[str(self.value())]) if self.value() in self._conditions else queryset
 
 
 class PriorityFilter(admin.SimpleListFilter):
-    """Not bounded: a queue with levels has an index on (priority, seq)."""
+    """Filters by priority. Not bounded: a queue with levels has an index on (priority, seq)."""
 
     title = "priority"
     parameter_name = "priority"
@@ -79,10 +79,10 @@ class PriorityFilter(admin.SimpleListFilter):
 
 
 class PriorityOfRecipientsFilter(BoundedFilter, PriorityFilter):
-    """Bounded: where there are recipients too, the index begins with them."""
+    """Bounded, because with recipients the index begins with them."""
 
 
-# -- what can be done to a waiting message -------------------------------------------------------------------------
+# -- operations on a waiting message -------------------------------------------------------------------------------
 
 
 def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
@@ -93,8 +93,8 @@ def _release(page: Any, request: HttpRequest, keys: list[int], options: dict[str
     return control.release_leases(page.model, keys, using=page.database(request))
 
 
-def _bury(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    reason = f"moved by hand by {request.user.get_username()}"
+def _move_to_poison(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
+    reason = f"moved to poison by {request.user.get_username()}"
     return control.move_to_poison(page.model, keys, reason=reason, using=page.database(request))
 
 
@@ -105,16 +105,15 @@ def _stop(page: Any, request: HttpRequest, keys: list[int], options: dict[str, A
     return sum(asked)
 
 
-_HELD = "leased, being received, or no longer there"
+_IN_FLIGHT = "leased, locked by a receiver, or gone"
 
 OPERATIONS = (
     Operation(
         "release_lease",
         "Release lease",
         "released",
-        "A released lease ends now, and whoever receives next gets its message. If the holder is still at work, the message "
-        "will be handled twice.",
-        "not leased, or no longer there",
+        "The lease ends now, and the next receiver gets the message. If the holder is still working, the message is handled twice.",
+        "not leased, or gone",
         "change_messages",
         _release,
         question="Release the lease of {}",
@@ -124,14 +123,13 @@ OPERATIONS = (
         "stop_handler",
         "Stop its handler",
         "asked to stop",
-        "A handler that is at work at this moment is asked to stop, within a second: an async one is cancelled, a sync one is "
-        "interrupted after the grace (CANCEL_GRACE). Its message is kept among the poison messages, and no attempt is counted. "
-        "A message that nobody handles now is left as it is.",
-        "no longer there, or without a live worker",
+        "A running handler is asked to stop within a second: an async handler is cancelled, a sync handler is interrupted after "
+        "CANCEL_GRACE. Its message becomes poison, and no attempt is counted. A message that is not being handled stays as it is.",
+        "gone, or without a live worker",
         "change_messages",
         _stop,
         question="Stop the handler of {}",
-        # What a TRANSACTIONAL handler has in hand looks like any other.
+        # A message in a TRANSACTIONAL handler looks like a waiting one.
         offered=lambda message: (
             getattr(message, "lease_token", None) is not None or message.delivery.semantics is Semantics.TRANSACTIONAL
         ),
@@ -140,10 +138,10 @@ OPERATIONS = (
         "move_to_poison",
         "Move to poison",
         "moved to poison",
-        "Messages that are moved leave the queue and are kept, whole, among the poison messages, where they can be requeued.",
-        _HELD,
+        "The messages leave the queue and are kept, whole, among the poison messages, where they can be requeued.",
+        _IN_FLIGHT,
         "change_messages",
-        _bury,
+        _move_to_poison,
         flag=DELETION,
         question="Move {} to poison",
     ),
@@ -151,8 +149,8 @@ OPERATIONS = (
         "delete_selected",
         "Delete",
         "deleted",
-        "Deleted messages are gone for good and will not be handled. Those that are leased are left alone.",
-        _HELD,
+        "The messages are deleted for good and will not be handled. Leased messages are skipped.",
+        _IN_FLIGHT,
         "delete",
         _delete,
         flag=DELETION,
@@ -170,15 +168,15 @@ class QueueAdmin(MessageAdmin):
     sortable_by = ("seq",)
     list_display_links = ("seq", "message")
     search_help_text = (
-        "A seq, or a message id or its beginning. An id is looked for among the 50,000 oldest and newest messages and "
-        "those that were sent when it was made."
+        "A seq, or a message id or its beginning. An id is searched among the 50,000 oldest and newest messages, and those sent at "
+        "the time in the id."
     )
 
     def _has(self, name: str) -> bool:
         return any(field.name == name for field in self.opts.local_concrete_fields)
 
     def databases(self) -> list[str]:
-        """Where the queue is."""
+        """The database of the queue."""
         return [router.db_for_write(self.model)]
 
     # -- permissions ----------------------------------------------------------------------------------------------
@@ -214,7 +212,7 @@ class QueueAdmin(MessageAdmin):
         return keys_in_queue(nonblocking(self.model._base_manager.using(rows.db)), term)
 
     def prepare_rows(self, rows: list[Any]) -> None:
-        """Name the holders of all leases on the page with one query."""
+        """Fetch the holders of all leases on the page with one query."""
         alias = self.databases()[0]
         owners = {row.lease_owner for row in rows if getattr(row, "lease_owner", None)}
         known = Subscriber.objects.using(alias).in_bulk(owners) if owners else {}
@@ -233,7 +231,7 @@ class QueueAdmin(MessageAdmin):
         recipient = getattr(row, "recipient", "")
         return [*super().besides(row), *([format_html("for {}", untrusted.inline(recipient, 40))] if recipient else [])]
 
-    # Columns of their own, not fields: a field in the list could be sorted by, and no index gives that order.
+    # Not the model's fields: the list could be sorted by a field, and no index gives that order.
     @admin.display(description="priority")
     def level(self, row: Any) -> int:
         return int(row.priority)
@@ -252,18 +250,18 @@ class QueueAdmin(MessageAdmin):
         state = LeaseState.of(row, row.db_now)
         until: Any = getattr(row, "lease_expires", None)
         if state is LeaseState.LEASED:
-            left = "for ever" if until > LAST_END else f"{display.duration(until - row.db_now)} left"
+            left = "unlimited" if until > LAST_END else f"{display.duration(until - row.db_now)} left"
             text = f"{self.holder_name(row)}, {left}"
         elif state is LeaseState.LEASE_EXPIRED:
             text = f"{self.holder_name(row)}, {display.duration(row.db_now - until)} ago"
         else:
             return display.badge(state.tone, state.label)
-        # The title holds what "left" and "ago" are counted from.
+        # The title has the time that "left" and "ago" refer to.
         tag = display.badge(state.tone, state.label, f"lease until {until.isoformat()}")
         return display.below(tag, untrusted.breakable(text))
 
     def holder_name(self, row: Any) -> str:
-        """host:process of the lease's holder; a script's receive is no subscriber, and has only its token."""
+        """host:process of the holder of the lease. A script that called receive() is no subscriber and has only a token."""
         holder = getattr(row, "holder", None)
         return f"{untrusted.visible(holder.host)[:60]}:{holder.process}" if holder else "a script or a past worker"
 

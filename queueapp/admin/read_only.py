@@ -1,4 +1,4 @@
-"""What pages have in common that nobody edits: rows that code writes, and which go by an operation or by themselves."""
+"""Bases of read-only pages: code writes and deletes their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .large_tables.lists import BoundedChangeList, CappedPaginator
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """A page whose rows are neither added, nor changed, nor deleted by Django's forms. Subclasses say why."""
+    """A page whose rows Django's forms neither add, change nor delete."""
 
     change_form_template = "admin/queueapp/read_only.html"
     change_list_template = "admin/queueapp/list.html"
@@ -42,14 +42,14 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
 
 class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
-    """Base of the pages of what tasks have come to: a result comes of a task, and housekeeping deletes what is old. The list is
-    shown in the order of its key and looked through in windows, however long it is."""
+    """Base of the pages of task results, which maintenance deletes after a while. The list is in the order of its key and is
+    read in windows, for any size."""
 
     #: The list's title.
     title = ""
-    #: What one row is, in a word.
+    #: The noun for one row.
     rows_are = "result"
-    #: The order of the list: one that an index gives.
+    #: The order of the list, which an index gives.
     list_order = "pk"
 
     actions = None
@@ -62,21 +62,21 @@ class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
     change_list_template = "admin/queueapp/message_list.html"
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
-        """The list that looks through windows."""
+        """The list that reads windows."""
         return BoundedChangeList
 
     def is_key(self, value: str) -> bool:
-        """Whether a row could have it as its key."""
+        """Whether this can be the key of a row."""
         raise NotImplementedError
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only what an index or a window serves."""
+        """Only look-ups that an index or a window serves."""
         column, own = self.list_order.lstrip("-"), cast(Any, self.list_filter)
         bounds = {f"{column}__gte", f"{column}__lte"}
         return lookup in {spec.parameter_name for spec in own} or (lookup in bounds and self.is_key(value))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """The list, or a note where its table is missing."""
+        """The list, or a note if its table is missing."""
         show, context = super().changelist_view, {"title": self.title, **(extra_context or {})}
         return self.or_note(request, self.database(request), lambda: show(request, context))
 

@@ -1,4 +1,4 @@
-"""Which model gets which page, on Django's default admin site."""
+"""Registers the pages on Django's default admin site."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .subscriptions import SubscriptionAdmin
 
 
 def register() -> None:
-    """Register what is not registered yet; a user's own ModelAdmin wins, for a queue and for our own models alike."""
+    """Register the models that are not registered yet; a project's own ModelAdmin takes precedence."""
     pages = {
         QueueControl: OverviewAdmin,
         Alert: AlertAdmin,

@@ -1,7 +1,7 @@
-"""Erasing a subject: say whom, see what there is, confirm.
+"""Erasing a subject: enter it, see its keys, confirm.
 
-Neither a list nor a search: a page that shows whose keys there are would tell who the customers are, and what is searched for would
-be in the addresses that servers log. The history says who destroyed which key, and not whose it was.
+The page has no list and no search: a list of keys would disclose the subjects, and a search term would be in the URLs that servers
+log. The history records which user destroyed which key, and not its subject.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .read_only import ReadOnlyAdmin
 
 ERASE = "queueapp.erase_subject"
 WHAT = (
-    "Its keys are destroyed, on every database: nothing that was encrypted for it can be read any more, in whatever queue, store or "
-    "copy it lies, and workers discard it. This cannot be undone. What is sent for it later gets a new key."
+    "The keys of the subject are destroyed in every database: nothing that was encrypted for it can be read any more, in any queue, "
+    "store or copy, and workers discard such messages. This cannot be undone. Messages sent for it later get a new key."
 )
 
 
 class Subject(Options):
-    """Whom."""
+    """The subject to erase."""
 
     subject = forms.CharField(
         max_length=LONGEST,
         strip=False,
-        help_text="The whole of it, as messages have it in encrypt-for.",
+        help_text="The full subject, as in the header encrypt-for.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
 
 
 class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
-    """The one page: its list is a question."""
+    """The form in place of a list."""
 
     # -- permissions ----------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
     # -- pages ----------------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Ask whom, then whether; then do it."""
+        """Ask for the subject, then for confirmation; then erase."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return self.or_note(request, self.database(request), lambda: self._erase(request))
@@ -62,11 +62,11 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         raise PermissionDenied
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """What was done is in the log of the site."""
+        """The log of the site has the entries."""
         raise PermissionDenied
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """A key that is deleted would be missing, and not erased."""
+        """Deleting a row would leave a missing key, not an erased one."""
         raise PermissionDenied
 
     def _erase(self, request: HttpRequest) -> HttpResponse:
@@ -76,14 +76,16 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         subject = form.cleaned_data["subject"]
         found = erase.find(subject)
         if not found:
-            form.add_error("subject", "It has no key: it is misspelt, nothing was sent for it, or it is erased.")
+            form.add_error(
+                "subject", "This subject has no key: it is misspelt, nothing was sent for it, or it is erased."
+            )
             return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
         if "sure" not in request.POST:
             return self._ask(
                 request,
                 "Erase this subject?",
                 WHAT,
-                few=[display.below(untrusted.inline(subject, LONGEST), *map(_told, found))],
+                few=[display.below(untrusted.inline(subject, LONGEST), *map(_describe, found))],
                 hidden=[("subject", subject), ("sure", "yes")],
                 form=Options(),
                 yes="Destroy its keys",
@@ -109,5 +111,5 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         )
 
 
-def _told(one: erase.Found) -> Any:
+def _describe(one: erase.Found) -> Any:
     return untrusted.inline(f"database {one.database}, since {one.since:%Y-%m-%d}")

@@ -1,4 +1,4 @@
-"""The worker processes that receive: who is alive, since when, and how much each has done. Nothing to change here."""
+"""The worker processes: whether each is alive, since when, and how much it has handled. Read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.utils.safestring import SafeString
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.subscribers import parse_json_list
 from ..operations import live_workers
-from ..operations.running_handlers import told_by
+from ..operations.running_handlers import progress_in
 from ..operations.statistics import breaker_text
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
@@ -38,28 +38,28 @@ class AliveFilter(admin.SimpleListFilter):
 
 
 class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row per worker process and queue. Nobody deletes one: without its row a live worker counts as dead and loses its leases;
-    housekeeping removes dead ones."""
+    """One row per worker process and queue. Rows cannot be deleted here: a live worker without its row counts as dead and loses its
+    leases. Maintenance deletes the rows of dead workers."""
 
     actions = None
     show_facets = admin.ShowFacets.NEVER
-    list_display = ("queue_name", "holder", "state", "started", "tasks", "counts")
+    list_display = ("queue_name", "holder", "state", "started", "receivers", "counts")
     list_display_links = ("queue_name",)
     list_filter = (DatabaseFilter, AliveFilter, ("queue", admin.AllValuesFieldListFilter))
     ordering = ("queue", "host", "process")
     _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "open_breakers")
     _of_receivers = (
-        "in_hand", "consumers_told", "unknown_told", "concurrency", "filter_text", "backlog", "outstanding", "leases_lost",
+        "progress_lines", "consumer_lines", "unknown_type_lines", "concurrency", "filter_text", "backlog", "outstanding", "leases_lost",
         "received", "handled", "failed",
     )  # fmt: skip
     readonly_fields = (*_of_every_process, *_of_receivers)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Who only dispatches or keeps house receives nothing: its zeros would say nothing."""
+        """A process that only dispatches or runs maintenance receives nothing, so its zeros are left out."""
         return self._of_every_process if obj is not None and obj.queue in NO_QUEUES else self.readonly_fields
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only what the filters offer: of a regular expression in an address the database may say that it is none."""
+        """Only what the filters offer: an invalid regular expression in a URL would be a database error."""
         return lookup in {DatabaseFilter.parameter_name, AliveFilter.parameter_name, "queue", "queue__isnull"}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -82,12 +82,12 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """What Django links to from its log; nothing is ever done to a process here."""
+        """Django's log links here; there are no operations on processes."""
         show, alias = super().history_view, self.place_of(unquote(object_id))[0]
         return self.or_note(request, alias, lambda: show(request, object_id, extra_context))
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """Nobody may: there is nothing to look for first."""
+        """Never."""
         raise PermissionDenied
 
     @admin.display(description="queue", ordering="queue")
@@ -109,20 +109,20 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
             display.badge("bad", f"dead for {display.duration(left)}"), display.moment(row.heartbeat_at)
         )
 
-    @admin.display(description="tasks", ordering="concurrency")
-    def tasks(self, row: Subscriber) -> SafeString | str:
+    @admin.display(description="receivers", ordering="concurrency")
+    def receivers(self, row: Subscriber) -> SafeString | str:
         if row.queue in NO_QUEUES:
-            return display.NOTHING  # it receives nothing, so its zeros say nothing
+            return display.NOTHING  # it receives nothing
         most = "" if row.backlog is None else f" of {row.backlog:,}"
         filtered = untrusted.inline(row.filter, 100) if row.filter else ""
-        told = [untrusted.inline(text, 100) for text in _told(row)]
-        return display.below(row.concurrency, f"{row.outstanding:,}{most} in flight", filtered, *told[:3])
+        progress = [untrusted.inline(text, 100) for text in _progress(row)]
+        return display.below(row.concurrency, f"{row.outstanding:,}{most} in flight", filtered, *progress[:3])
 
     @admin.display(description="progress")
-    def in_hand(self, row: Subscriber) -> SafeString | str:
-        """How far the handlers are that say so."""
-        told = [untrusted.inline(text) for text in _told(row)]
-        return display.below(*told) if told else display.NOTHING
+    def progress_lines(self, row: Subscriber) -> SafeString | str:
+        """The progress of handlers that report it."""
+        lines = [untrusted.inline(text) for text in _progress(row)]
+        return display.below(*lines) if lines else display.NOTHING
 
     @admin.display(description="open breakers")
     def open_breakers(self, row: Subscriber) -> SafeString | str:
@@ -130,13 +130,13 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         return _lines(breaker_text(each) for each in live_workers.breakers_of(row.breakers))
 
     @admin.display(description="consumers, and the types they take")
-    def consumers_told(self, row: Subscriber) -> SafeString | str:
+    def consumer_lines(self, row: Subscriber) -> SafeString | str:
         return _lines(
             f"{name}: {kind or 'messages without a type'}" for name, kind in live_workers.consumers_of(row.consumers)
         )
 
-    @admin.display(description="types it has met and does not know")
-    def unknown_told(self, row: Subscriber) -> SafeString | str:
+    @admin.display(description="unknown types that it met")
+    def unknown_type_lines(self, row: Subscriber) -> SafeString | str:
         return _lines(str(kind) or "no type" for kind in parse_json_list(row.unknown_types))
 
     @admin.display(description="filter")
@@ -160,14 +160,14 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
 
 
 def _lines(texts: Iterable[str]) -> SafeString | str:
-    """What a worker tells, a line each; a dash where it tells nothing."""
+    """A line for each text; a dash without any."""
     shown = [untrusted.inline(text, 300) for text in texts]
     return format_html_join("", "<div>{}</div>", ((text,) for text in shown)) if shown else display.NOTHING
 
 
-def _told(row: Subscriber) -> list[str]:
+def _progress(row: Subscriber) -> list[str]:
     found = []
-    for one in told_by(row):
+    for one in progress_in(row):
         total = "" if one.total is None else f" of {one.total:,.15g}"
         share = "" if one.share is None else f" ({one.share:.0%})"
         note = f", {one.note}" if one.note else ""

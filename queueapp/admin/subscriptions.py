@@ -134,7 +134,7 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
         raise PermissionDenied
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        """It is that of the queue."""
+        """The queue has the history."""
         raise PermissionDenied
 
     # -- columns --------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
             display.moment(row.made_at), format_html("code last started {}", display.moment(row.seen_at))
         )
 
-    # -- what can be done -----------------------------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------------------------
 
     @admin.action(description="Purge copies", permissions=["operate"])
     def purge_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Delete what waits for these consumers."""
+        """Delete the copies that wait for these consumers."""
         explanation = (
-            "The copies that wait for these consumers, delayed ones among them, are deleted for good. Those that somebody has leased "
-            "stay, and so do the subscriptions: new copies are made."
+            "The copies that wait for these consumers, delayed ones included, are deleted for good. Leased copies stay, and so do the "
+            "subscriptions: new copies are made."
         )
         return self._do(
             request, queryset, "purge_copies", "Purge copies", ("copy", "copies", "deleted"), explanation, _purge
@@ -188,10 +188,10 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.action(description="Move copies", permissions=["operate"])
     def move_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Address what waits for these consumers to another one."""
+        """Move the copies that wait for these consumers to another one."""
         explanation = (
-            "The copies that wait for these consumers, delayed ones among them, are addressed to another one. They begin anew, behind "
-            "what waits for it."
+            "The copies that wait for these consumers, delayed ones included, are addressed to another consumer. They start anew, behind "
+            "the copies that wait for it."
         )
         return self._do(
             request,
@@ -208,8 +208,8 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
     def remove(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Remove these consumers."""
         explanation = (
-            "No more copies are made for these consumers by code that does not have them: all of their types, also those that are not "
-            "selected. What waits for them stays. A process whose code has one writes it again when it starts."
+            "Processes whose code does not have these consumers make no more copies for them, for all of their types, selected or not. "
+            "Waiting copies stay. A process whose code has a consumer subscribes it again when it starts."
         )
         return self._do(
             request, queryset, "remove", "Remove", ("subscription", "subscriptions", "removed"), explanation, _remove,

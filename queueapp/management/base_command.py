@@ -1,6 +1,6 @@
-"""The base of the commands: what an operator can mend is one line and an exit code, never a traceback.
+"""The base of the commands: an error that an operator can fix is one line and an exit code, not a traceback.
 
-``--traceback`` shows where it was raised.
+``--traceback`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..operations.error_hints import explain
 from ..sql import ErrorKind, backend_of
 from .progress import Progress
 
-#: Exit codes as a shell has them for whoever is ended by SIGINT, or by SIGPIPE.
-INTERRUPTED, NOBODY_READS = 130, 141
+#: Exit codes of a shell for a process that SIGINT or SIGPIPE ended.
+INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 class OperatorCommand(BaseCommand):
-    """A command that translates what ``operating.explaining`` knows into CommandError. Who reads ``--json`` reads an error, too."""
+    """A command that translates the errors of ``operations.error_hints`` to CommandError. With ``--json`` errors are JSON as well."""
 
     #: The arguments of the command line, where there is one.
     _given: Sequence[str] = ()
-    #: Whether JSON was written already: what follows would spoil it.
+    #: Whether JSON was written already: a second document would make the output invalid.
     _has_written_json = False
 
     def write_json(self, value: Any, indent: int | None = None) -> None:
@@ -39,7 +39,7 @@ class OperatorCommand(BaseCommand):
         self.stdout.write(json.dumps(value, indent=indent))
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """Django's; what it finds wrong with the arguments is an object on stdout as well where ``--json`` is among them."""
+        """Django's parser. With ``--json`` among the arguments, a usage error is an object on stdout as well."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         usage: Callable[[str], NoReturn] = parser.error
 
@@ -53,12 +53,12 @@ class OperatorCommand(BaseCommand):
         return parser
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Django's. The arguments are kept for an error that is found before they are read."""
+        """Keep the arguments for errors before parsing; then Django's."""
         self._given = argv[2:]
         super().run_from_argv(argv)
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        """Django's, with each error that an operator can mend as CommandError; with ``--json`` as an object on stdout as well."""
+        """Django's, with each error that an operator can fix as CommandError; with ``--json`` as an object on stdout as well."""
         self._has_written_json = False
         try:
             return self._execute(*args, **options)
@@ -72,17 +72,17 @@ class OperatorCommand(BaseCommand):
             self.write_json({"error": str(error)})
             self.stdout.flush()
         except OSError:
-            pass  # nobody can read it, or there is no room; it is on stderr
+            pass  # stdout is closed or full; the error is on stderr
 
     def _execute(self, *args: Any, **options: Any) -> Any:
-        _refuse_what_is_no_text(options)
+        _refuse_invalid_text(options)
         for stream in (sys.stdout, sys.stderr):
-            # A locale that lacks a character of a message, or our dash, is no reason not to show the rest.
+            # Characters that the locale lacks are escaped, so that the rest is shown.
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
         try:
             result = super().execute(*args, **options)
-            # Here and not at the end of the interpreter, where nothing can be said of it any more.
+            # Flush here: an error at the end of the interpreter could not be reported.
             if self.stdout._out is not None:
                 self.stdout.flush()
             return result
@@ -93,9 +93,9 @@ class OperatorCommand(BaseCommand):
         except OSError as error:
             if not _was_writing(error) or self.stdout._out is not sys.stdout:
                 raise
-            _write_nowhere()
+            _discard_output()
             if isinstance(error, BrokenPipeError):
-                sys.exit(NOBODY_READS)  # ``| head``: whoever read has seen enough
+                sys.exit(PIPE_CLOSED)  # ``| head``: the reader has closed the pipe
             raise CommandError(f"The output cannot be written: {error.strerror}.") from error
         except Exception as error:
             line = explain(error)
@@ -104,7 +104,7 @@ class OperatorCommand(BaseCommand):
             raise CommandError(line) from error
 
     def check_migrations(self) -> None:
-        """Django's: says what is not applied, and no more. A role with the rights of docs/privileges.md may not read what was."""
+        """Django's warning about unapplied migrations. A role with the privileges of docs/privileges.md may not read their table."""
         try:
             super().check_migrations()
         except Error as error:
@@ -113,8 +113,8 @@ class OperatorCommand(BaseCommand):
 
     @contextmanager
     def counting(self, what: str, stopped: Callable[[int], str], total: int | None = None) -> Iterator[Progress]:
-        """The progress of what is done within, batch by batch. Ctrl-C ends the command with what ``stopped`` says of the count:
-        each batch is a transaction, so what is done stays done."""
+        """Show the progress of the block, batch by batch. Ctrl-C ends the command with the text that ``stopped`` returns for the count:
+        each batch is a transaction, so the finished ones stay."""
         progress = Progress(self.stderr, what, total)
         try:
             yield progress
@@ -124,17 +124,19 @@ class OperatorCommand(BaseCommand):
             progress.end()
 
     def confirm(self, question: str, answer: str, instead: str) -> None:
-        """Ask a question that one answer says yes to. Raises CommandError for another one, and where nobody can answer:
-        ``instead`` is the option that says yes beforehand."""
+        """Ask for confirmation by typing ``answer``. Raises CommandError for any other answer, and without a terminal; ``instead`` is the
+        option that confirms in advance."""
         if sys.stdin is None or not sys.stdin.isatty():
-            raise CommandError(f"There is no terminal to ask at: say {instead} if it is meant. Nothing was done.")
+            raise CommandError(
+                f"There is no terminal for the confirmation: pass {instead} to confirm. Nothing was done."
+            )
         try:
-            said = input(question).strip()
+            typed = input(question).strip()
         except (EOFError, KeyboardInterrupt) as error:
             self.stdout.write("")
             interrupted = isinstance(error, KeyboardInterrupt)
             raise CommandError("Nothing was done.", returncode=INTERRUPTED if interrupted else 1) from error
-        if said != answer:
+        if typed != answer:
             raise CommandError("Nothing was done.")
 
 
@@ -143,9 +145,8 @@ def counted(count: int, singular: str, plural: str = "") -> str:
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
-def _refuse_what_is_no_text(options: dict[str, Any]) -> None:
-    """Raises CommandError for a NUL, and for bytes of the command line that are not in the encoding of the terminal: no
-    database takes either."""
+def _refuse_invalid_text(options: dict[str, Any]) -> None:
+    """Raise CommandError for a NUL, and for bytes that are not in the encoding of the terminal: databases accept neither."""
     for name, value in options.items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and ("\0" in text or any("\ud800" <= c <= "\udfff" for c in text)):
@@ -153,13 +154,13 @@ def _refuse_what_is_no_text(options: dict[str, Any]) -> None:
 
 
 def _was_writing(error: OSError) -> bool:
-    """Whether it was raised by writing the command's output, and not by something that the command did."""
+    """Whether writing the command's output raised the error, and not the command's work."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(isinstance(frame.f_locals.get("self"), OutputWrapper) for frame in frames)
 
 
-def _write_nowhere() -> None:
-    """The interpreter writes what is left when it ends, and would complain."""
+def _discard_output() -> None:
+    """Redirect stdout to /dev/null: the interpreter flushes it at its end, which would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

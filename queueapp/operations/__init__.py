@@ -1,1 +1,1 @@
-"""What operators see and do: figures, what tables lack, pausing, purging, single messages."""
+"""What operators do and see: control of queues and messages, statistics, health, schema and privilege checks."""

@@ -1,8 +1,8 @@
-"""What an operator does to a queue by hand: pause and resume it, empty it, and deal with single messages.
+"""Operations on queues and single messages: pause, resume, purge, set options, delete, release leases, move to poison.
 
-Workers and operators meet here on the same rows. Nothing below waits for a worker: what a worker has locked is skipped,
-what it has leased is left alone unless the lease itself is the point, and every function returns how many messages it
-really changed, for the caller to compare with what it asked for. Who paused, resumed or purged is in the admin's log.
+No function waits for a worker: rows that a worker has locked are skipped, leased rows are skipped unless the operation is about the
+lease. Every function returns how many messages it changed, for the caller to compare with its request. The admin's log records which
+user paused, resumed or purged a queue.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ..sql import queue_sql
 from ..sql.claims import FOREVER
 from ..sql.message_columns import COUNTS, Row, message_values
 
-#: A purge started from a web page answers before a proxy gives up on it; what is left takes another press.
+#: A purge from a web page answers before a proxy times out; the user repeats it for the rest.
 PURGE_FOR = timedelta(seconds=20)
 
 
 class Purged(NamedTuple):
-    """What a purge did. ``complete=False``: its time was over and there is more."""
+    """The result of a purge. ``complete=False``: its time was over before the queue was empty."""
 
     deleted: int
     complete: bool
@@ -48,31 +48,31 @@ class Purged(NamedTuple):
 
 
 def pause(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
-    """Stop the workers from taking messages out of a queue; sending goes on. False: it was paused already.
+    """Stop the workers from receiving from a queue; sending goes on. False: it was paused already.
 
-    Workers see it within a peek delay; what they hold by then is handled to its end. ``by`` is the user for the log.
+    Workers apply it within a peek delay and handle the messages in flight to their end. ``by`` is the user for the log.
     """
     return _set(queue, {"paused": True}, by, using, "Paused.")
 
 
 def resume(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
-    """The reverse of ``pause``. False: it was not paused."""
+    """Undo ``pause``. False: the queue was not paused."""
     resumed = _set(queue, {"paused": False}, by, using, "Resumed.")
     if resumed:
         notifier.sent(queue, connections[alias_of(queue, using)])
     return resumed
 
 
-def set_concurrency(queue: Any, tasks: int | None, *, by: Any = None, using: str | None = None) -> bool:
-    """Let each worker process receive a queue with so many tasks from now on, whatever it was started with; None: as it was
-    started. False: that was set already. Raises InvalidOption.
+def set_concurrency(queue: Any, receivers: int | None, *, by: Any = None, using: str | None = None) -> bool:
+    """Set the number of receivers that each worker process has for a queue, in place of the number that it was started with;
+    None: back to that number. False: it was set already. Raises InvalidOption.
 
-    Workers see it within a peek delay, and take as many as they have room for (32, or what they were started with). Tasks
-    above it end with the message that they have in hand.
+    Workers apply it within a peek delay, up to their maximum (32, or the number that they were started with). A receiver above
+    the number stops after its current message.
     """
-    if tasks is not None and not (isinstance(tasks, int) and 1 <= tasks <= MAX_CONCURRENCY):
-        raise InvalidOption("concurrency", tasks, f"a whole number from 1 to {MAX_CONCURRENCY}, or None")
-    return _set(queue, {"concurrency": tasks}, by, using, f"Concurrency set to {tasks or 'as started'}.")
+    if receivers is not None and not (isinstance(receivers, int) and 1 <= receivers <= MAX_CONCURRENCY):
+        raise InvalidOption("concurrency", receivers, f"a whole number from 1 to {MAX_CONCURRENCY}, or None")
+    return _set(queue, {"concurrency": receivers}, by, using, f"Concurrency set to {receivers or 'as started'}.")
 
 
 def set_option(queue: Any, name: str, value: Any, *, by: Any = None, using: str | None = None) -> bool:
@@ -82,8 +82,8 @@ def set_option(queue: Any, name: str, value: Any, *, by: Any = None, using: str 
     Workers see it within a peek delay, other processes that receive within ``overrides.MAX_AGE`` seconds.
     """
     stored = check_override(queue, name, value)
-    said = "as declared" if stored is None else stored
-    changed = _set(queue, {name: stored}, by, using, f"{name} set to {said}.")
+    shown = "as declared" if stored is None else stored
+    changed = _set(queue, {name: stored}, by, using, f"{name} set to {shown}.")
     overrides.set_here(alias_of(queue, using))
     if changed:
         notifier.sent(queue, connections[alias_of(queue, using)])
@@ -129,9 +129,9 @@ def check_override(queue: Any, name: str, given: Any) -> Any:
 
 
 def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:
-    """Delete every message that nobody holds, from the head, in batches that commit one by one, for at most ``within``.
+    """Delete every message that is not in flight, from the head, in batches that commit one by one, for at most ``within``.
 
-    Leased messages stay: their handlers are running, and what they do next may be an ack.
+    Leased messages stay: their handlers are running and may ack them.
     """
     alias = alias_of(queue, using)
     connection = connections[alias]
@@ -139,12 +139,13 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     deleted = 0
     while True:
         hook = expire_actions.removal_hooks.get(queue)
-        went = _purge_with(hook, queue, alias, limit) if hook else sql.maintenance.purge(connection, limit)
-        deleted += went
-        if went < limit or monotonic() >= end:
+        gone = _purge_with(hook, queue, alias, limit) if hook else sql.maintenance.purge(connection, limit)
+        deleted += gone
+        if gone < limit or monotonic() >= end:
             break
-    complete = went < limit
-    log(by, queue, f"Purged {deleted} messages." + ("" if complete else " Stopped when its time was over."))
+    complete = gone < limit
+    messages = "1 message" if deleted == 1 else f"{deleted} messages"
+    log(by, queue, f"Purged {messages}." + ("" if complete else " Stopped when its time was over."))
     return Purged(deleted, complete)
 
 
@@ -161,7 +162,7 @@ def _set(queue: Any, values: dict[str, Any], by: Any, using: str | None, text: s
     alias, label = alias_of(queue, using), queue._meta.label
     with transaction.atomic(using=alias):
         QueueControl.objects.using(alias).get_or_create(queue=label)
-        # One UPDATE decides: of two operators who press at once, one changes it and is logged.
+        # One UPDATE decides: of two operators at once, one changes the row and is logged.
         changed = (
             QueueControl.objects.using(alias)
             .filter(queue=label)
@@ -175,7 +176,7 @@ def _set(queue: Any, values: dict[str, Any], by: Any, using: str | None, text: s
 
 
 def log(by: Any, queue: Any, text: str) -> None:
-    """Write a line into the admin's log, under the queue; nothing without a user (a script), or without the admin."""
+    """Write an entry into the admin's log, under the queue. Without a user (a script) or without the admin: nothing."""
     if by is None or not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import CHANGE, LogEntry
@@ -196,7 +197,7 @@ def log(by: Any, queue: Any, text: str) -> None:
 
 
 def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
-    """Delete messages that nobody holds; returns how many went. What is leased, locked or gone is left alone."""
+    """Delete messages that are not in flight; returns how many. Leased, locked and missing ones are skipped."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
         hook = expire_actions.removal_hooks.get(queue)
@@ -204,46 +205,45 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
             rows = lock_unleased(queue, alias, seqs)
             hook(alias, rows, "deleted")
             return remove(queue, alias, [row.seq for row in rows])
-        keys = list(_free(queue, alias, seqs).values_list("pk", flat=True))
+        keys = list(_unleased(queue, alias, seqs).values_list("pk", flat=True))
         return remove(queue, alias, keys)
 
 
 def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
-    """End leases, live ones included, so that the messages are received again now; returns how many were ended.
+    """End leases, current ones included, so that the messages are received again now; returns how many.
 
-    The deliveries stay counted, and what has reached a limit of the queue with this one is given up. A holder that is still
-    at work will find its lease lost: its message is handled twice. What an AT_MOST_ONCE queue has sent is left alone.
+    The deliveries stay counted, and a message that reaches a limit of the queue with this delivery is expired. A holder that is still
+    working loses its lease: its message is handled twice. Messages that an AT_MOST_ONCE queue has sent are skipped.
     """
     if "lease_token" not in _columns(queue):
         return 0
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
         locked = _locked(queue, alias, seqs).filter(lease_token__isnull=False)
-        if (
-            queue.delivery.keeps_sent
-        ):  # nobody is ever handed that again; what was only shared out was not handed out yet
+        if queue.delivery.keeps_sent:
+            # A sent message is never delivered again; one that is only assigned to a worker was not delivered yet.
             locked = locked.filter(lease_token=F("lease_owner"))
-        given_up = _give_up_spent(queue, alias, locked)
+        expired = _expire_spent(queue, alias, locked)
         keys = list(locked.values_list("pk", flat=True))
         ended = queue._base_manager.using(alias).filter(pk__in=keys).update(
             lease_token=None, lease_owner=None, lease_expires=None
         )  # fmt: skip
         if ended:
             notifier.sent(queue, connections[alias])
-        return given_up + int(ended)
+        return expired + int(ended)
 
 
-def _give_up_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
-    """Give up what has been handed out as often as it may be: with its lease such a message's last delivery ends."""
-    most = queue.delivery.max_deliveries
-    rows = _read(queue, alias, leased.filter(deliveries__gte=most)) if most else []
+def _expire_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
+    """Expire messages that were delivered as often as ``max_deliveries`` allows: with the lease their last delivery ends."""
+    limit = queue.delivery.max_deliveries
+    rows = _read(queue, alias, leased.filter(deliveries__gte=limit)) if limit else []
     given = (expire_actions.limit_reached(queue, row) for row in rows)
-    expire_actions.apply_expire_actions(queue, alias, [one for one in given if one is not None])
+    expire_actions.apply_expire_actions(queue, alias, [each for each in given if each is not None])
     return remove(queue, alias, [row.seq for row in rows])
 
 
 def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str | None = None) -> int:
-    """Take messages that nobody holds out of the queue into the poison table, whole; returns how many were moved.
+    """Move messages that are not in flight to the poison table, whole; returns how many.
 
     The ``poisoned`` signal is sent for each, after the commit."""
     alias = alias_of(queue, using)
@@ -255,17 +255,17 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
         except Exception as error:
             if is_transient(error, alias):
                 raise
-            # Something in one of them no column takes. Each by itself, as it can be kept.
+            # A value in one of them does not fit its column: store them one by one, as far as they fit.
             for row in rows:
-                insert_poison(alias, queue._meta.label, row, reason, **_ended(row))
+                insert_poison(alias, queue._meta.label, row, reason, **_history(row))
         moved = remove(queue, alias, [row.seq for row in rows])
-        transaction.on_commit(lambda: _tell(queue, rows, reason), using=alias, robust=True)
+        transaction.on_commit(lambda: _send_poisoned(queue, rows, reason), using=alias, robust=True)
         return moved
 
 
 def unleased(queue: Any) -> Q:
-    """The condition of a message that no receiver has a live lease on, by the database's clock. One that is held until its
-    expressions are evaluated is nobody's either."""
+    """The condition of a message without a current lease, by the database's clock. A message that is pending evaluation has
+    none either."""
     if "lease_expires" not in _columns(queue):
         return Q()
     unleased = Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())
@@ -273,32 +273,32 @@ def unleased(queue: Any) -> Q:
 
 
 def pending_evaluation() -> Q:
-    """The condition of a message that is held, on a queue that ``holds``."""
+    """The condition of a message that is pending evaluation, on a queue that ``holds`` such messages."""
     return Q(lease_expires=FOREVER, lease_token__isnull=True)
 
 
 def _locked(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
-    # In seq order, as an ack locks them; SKIP LOCKED leaves what a receiver is just taking to that receiver.
+    # In seq order, as an ack locks them. SKIP LOCKED leaves rows that a receiver is claiming to that receiver.
     everything: QuerySet[Any] = queue._base_manager.using(alias)
     return everything.select_for_update(skip_locked=True).filter(pk__in=list(seqs)).order_by("pk")
 
 
-def _free(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
-    """Those of them that nobody holds."""
+def _unleased(queue: Any, alias: str, seqs: Sequence[int]) -> QuerySet[Any]:
+    """The rows of these messages that are not in flight, locked."""
     return _locked(queue, alias, seqs).filter(unleased(queue))
 
 
 def lock_unleased(queue: Any, alias: str, seqs: Sequence[int]) -> list[Row]:
-    """Lock those of these messages that nobody holds, and read them whole; in a transaction."""
-    return _read(queue, alias, _free(queue, alias, seqs))
+    """Lock the messages that are not in flight, and read them whole. Call it in a transaction."""
+    return _read(queue, alias, _unleased(queue, alias, seqs))
 
 
 def _read(queue: Any, alias: str, locking: QuerySet[Any]) -> list[Row]:
-    """What it locks, whole."""
+    """The rows that the query locks, whole."""
     try:
         return [_as_row(row) for row in locking]
     except DataError:
-        # A time that Python has no word for, as only a foreign writer stores it. The others are not to stay because of it.
+        # A time that Python cannot represent; another program stored it. Read the rows one by one, without the expiry.
         connection = connections[alias]
         keys = locking.values_list("pk", flat=True)
         rows = (queue_sql(queue, connection).failures.lock(connection, key, None, 0) for key in list(keys))
@@ -317,30 +317,30 @@ def remove(queue: Any, alias: str, keys: list[int]) -> int:
 
 
 class MovedByHand(Exception):
-    """Nothing was raised: somebody has decided that a message is poison."""
+    """Stands for the exception of a message that an operator moved to poison."""
 
 
-def _tell(queue: Any, rows: Sequence[Row], reason: str) -> None:
+def _send_poisoned(queue: Any, rows: Sequence[Row], reason: str) -> None:
     for row in rows:
         failure = Failure(queue, None, row, MovedByHand(reason), attempts_of(row.failures))
         signals.send(signals.poisoned, failure, Poison(clean(reason, 500)), failed=False)
 
 
 def _as_row(row: Any) -> Row:
-    """A message that the ORM read, as the rest of the engine has it."""
+    """A message that the ORM read, as a ``Row``."""
     counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
     return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | message_values(row))
 
 
 def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
-    return PoisonMessage(**full_record(queue._meta.label, row, reason, **_ended(row)))
+    return PoisonMessage(**full_record(queue._meta.label, row, reason, **_history(row)))
 
 
-def _ended(row: Row) -> dict[str, Any]:
-    """What a record says of attempts that nobody makes any more, and for whom they were."""
+def _history(row: Row) -> dict[str, Any]:
+    """The attempts and the consumer for the poison record."""
     return {"attempts": attempts_of(row.failures), "consumer": row.recipient or ""}
 
 
 def _columns(queue: Any) -> set[str]:
-    """The columns that this queue has: a foreign table (NServiceBus') may lack all that is ours."""
+    """The columns of this queue. A foreign table (NServiceBus) may lack those of this package."""
     return {field.name for field in queue._meta.local_concrete_fields}

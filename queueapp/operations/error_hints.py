@@ -1,7 +1,7 @@
-"""One line for what an operator can mend: a wrong name, a database that cannot be reached, tables that are not there.
+"""One-line explanations of errors that an operator can fix: a wrong name, a database that does not answer, missing tables.
 
-Only errors whose cause lies outside the code are explained; for everything else the traceback is the best report. What
-a server says is repeated in its words, which hold no password.
+Only errors with a cause outside the code are explained; for all others the traceback is the best report. The message of a server is
+repeated as it is: it contains no password.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..sql import ErrorKind, backend_of
 
 
 def explain(error: BaseException) -> str | None:
-    """What is wrong and what to do about it, in one line; None when ``error`` is something else."""
+    """The cause and the remedy in one line; None for any other error."""
     if isinstance(error, ConnectionDoesNotExist):
         return f"{_one_line(error)} Databases of this project (DATABASES): {', '.join(sorted(connections))}."
     if isinstance(error, QueueError | ImproperlyConfigured):
@@ -42,7 +42,9 @@ def explain(error: BaseException) -> str | None:
             f"A table or column is missing in {alias!r}: run `{migrate_command(alias)}` first ({_first_line(error)})."
         )
     if kind is ErrorKind.DENIED:
-        return f"{_named(connection)} refuses: {_one_line(error)} -- grant its user that right (docs/privileges.md)."
+        return (
+            f"{_named(connection)} refuses: {_one_line(error)} -- grant its user that privilege (docs/privileges.md)."
+        )
     if kind is ErrorKind.CONNECTION or connection.connection is None:
         return (
             f"{_named(connection)} cannot be reached: {_one_line(error)} -- check that its server runs, and its "
@@ -52,11 +54,11 @@ def explain(error: BaseException) -> str | None:
 
 
 def _foreign_table(error: BaseException) -> str:
-    """The table of a foreign queue that the server says is missing; '' for any other."""
+    """The table of a foreign queue that the server reports as missing; '' for any other."""
     text = _first_line(error)
     for queue in registry.queues:
         table = queue._meta.db_table
-        # As it is written: within quotes, behind a schema perhaps, which may be part of our name for it.
+        # The server quotes the name, and may put a schema before it, as db_table may.
         name = re.escape(table.rpartition('"."')[2])
         if not queue._meta.managed and re.search(rf"[\"'.\[]{name}[\"'\]]", text):
             return table
@@ -64,15 +66,15 @@ def _foreign_table(error: BaseException) -> str:
 
 
 def connection_of(error: BaseException) -> Any:
-    """The Django connection in which it was raised: that is in the frames that it came through. Else the default one."""
+    """The Django connection that raised the error, found in the frames of its traceback; else the default one."""
     found: Any = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name in ("self", "connection"):
-            one = frame.f_locals.get(name)
-            if isinstance(one, CursorWrapper):
-                one = one.db
-            if isinstance(one, BaseDatabaseWrapper):
-                found = one
+            value = frame.f_locals.get(name)
+            if isinstance(value, CursorWrapper):
+                value = value.db
+            if isinstance(value, BaseDatabaseWrapper):
+                found = value
     return found if found is not None else connections[DEFAULT_DB_ALIAS]
 
 

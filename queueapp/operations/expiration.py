@@ -1,4 +1,4 @@
-"""What has expired: which messages that are, and deleting them, for the housekeeping and for an operator."""
+"""Expired messages: the condition that finds them, and deleting them, for maintenance and operators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..sql import queue_sql
 
 
 def in_time(queue: Any, alias: str) -> Q:
-    """The condition of a message whose time is not over, for who lists them: by the same reading as the statements."""
+    """The condition of a message that is not expired, for lists. It agrees with the claim statements."""
     if "expires" not in {field.name for field in queue._meta.local_concrete_fields}:
         return Q()
-    _know(queue, alias)
+    _load_overrides(queue, alias)
     own, unsaid = Q(expires__gt=Now()), Q(expires__isnull=True)
     after = overrides.expiration(queue, alias) if queue.delivery.expires_by_age else None
     model = queue.delivery.expiration_model
@@ -35,23 +35,23 @@ def in_time(queue: Any, alias: str) -> Q:
     }[model]
 
 
-def delete_expired(queue: Any, alias: str, most: int) -> int:
-    """Delete at most ``most`` expired messages that nobody holds, and send the signal ``expired``; returns how many."""
+def delete_expired(queue: Any, alias: str, limit: int) -> int:
+    """Delete at most ``limit`` expired messages that are not in flight, and send the signal ``expired``; returns how many."""
     connection = connections[alias]
-    _know(queue, alias)
+    _load_overrides(queue, alias)
     if expire_actions.keeps(queue, TIME_LIMIT):
         with transaction.atomic(using=alias):
-            rows = queue_sql(queue, connection).maintenance.take_expired(connection, most)
+            rows = queue_sql(queue, connection).maintenance.take_expired(connection, limit)
             expire_actions.apply_expire_actions(
                 queue, alias, [expire_actions.ExpiredMessage(row, (TIME_LIMIT,)) for row in rows]
             )
         return len(rows)
-    ids = queue_sql(queue, connection).maintenance.purge_expired(connection, most)
+    ids = queue_sql(queue, connection).maintenance.purge_expired(connection, limit)
     signals.send_expired(queue, ids, signals.TIME_IS_OVER)
     return len(ids)
 
 
-def _know(queue: Any, alias: str) -> None:
-    """An operator may have set the queue's time; a process without a heartbeat has to ask."""
+def _load_overrides(queue: Any, alias: str) -> None:
+    """Load the expiration that an operator may have set: a process without a heartbeat has to query it."""
     if queue.delivery.expires_by_age:
         overrides.refresh(alias)

@@ -1,4 +1,5 @@
-"""Figures of the journal: what is kept of each topic, and what waits in it for a queue. Cheap on journals of any size."""
+"""Statistics of the journal: the entries of each topic, and the messages that wait in it for a queue. The cost does not depend
+on the size of the journal."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from ..models.delivery.topics import underlying_topic
 from ..sql.journal import BEGINNING, Position
 from ..topics.backfill import is_over_journal
 
-#: Inactive messages are counted as far as this.
+#: Inactive messages are counted up to this number.
 LIMIT = 100_000
 
 
 @dataclass
 class TopicStats:
-    """What is kept of one topic. ``oldest`` and ``newest``: when the first and the last entry were published. ``retention_seconds``:
-    None is for ever, which a topic is kept as well that is not declared any more (``journaled`` False)."""
+    """The entries of one topic. ``oldest`` and ``newest``: the times of the first and the last publication. ``retention_seconds``
+    None: kept for ever, as are topics that are no longer journaled (``journaled`` False)."""
 
     topic: str
     database: str
@@ -37,7 +38,7 @@ class TopicStats:
 
 @dataclass
 class JournalStats:
-    """The journal of one database. ``entries`` and ``bytes``: as the catalog estimates them."""
+    """The journal of one database. ``entries`` and ``bytes`` are estimates from the catalog."""
 
     database: str
     entries: int
@@ -53,7 +54,7 @@ class JournalStats:
 
 
 def journal_stats(using: str | None = None) -> JournalStats:
-    """What the journal of a database has."""
+    """The statistics of the journal of a database."""
     alias = using or router.db_for_read(JournalEntry) or "default"
     connection = connections[alias]
     journal = journal_of(connection)
@@ -70,15 +71,15 @@ def journal_stats(using: str | None = None) -> JournalStats:
 
 
 def all_journal_stats() -> list[JournalStats]:
-    """Of each database that has queueapp's tables and a queue, or the tables alone."""
+    """The statistics of every database with the tables of queueapp."""
     aliases = {router.db_for_read(queue) or "default" for queue in registry.queues}
     aliases.add(router.db_for_read(JournalEntry) or "default")
     return [journal_stats(alias) for alias in sorted(aliases) if router.allow_migrate_model(alias, JournalEntry)]
 
 
 def inactive_messages(queue: Any, using: str | None = None, limit: int = LIMIT) -> tuple[int, bool]:
-    """How many messages wait in the journal for a queue with ``target_queue_depth`` (AMPS' inactive_message_count), and whether
-    that is all. Of a queue with a filter those are counted too that it will refuse. 0 for other queues."""
+    """The number of messages that wait in the journal for a queue with ``target_queue_depth`` (AMPS' inactive_message_count), and
+    whether that is all. Includes messages that the filter of the queue will refuse. 0 for other queues."""
     if not is_fed(queue) or not is_over_journal(queue):
         return 0, True
     alias = using or router.db_for_read(queue) or "default"

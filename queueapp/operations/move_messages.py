@@ -1,8 +1,8 @@
-"""Messages of one type that nobody takes where they lie: moved to another queue of their database, or to poison.
+"""Moving the unroutable messages of one type to another queue of their database, or to poison.
 
-By hand only, since what no live worker knows today may be meant for tomorrow's. Each batch is one transaction that locks
-the rows, puts them in and takes them out, so a message is never in both and never in none. What somebody has in hand, and
-what is addressed to one consumer (``subscriptions.move_copies``), is left alone.
+Only an operator does that: a type that no live worker handles today may be meant for the next release. Each batch is one transaction
+that locks the rows, inserts and deletes them, so a message is always in exactly one table. Messages in flight, and messages for one
+consumer (``subscriptions.move_copies``), are skipped.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..sql import nonblocking, queue_sql
 from ..sql.message_columns import COUNTS, Row
 from . import control
 
-#: Heads that are read in one statement, and messages, which are read whole, that are moved in one transaction.
+#: Message heads read in one statement, and whole messages moved in one transaction.
 PAGE, BATCH = 1000, 100
 
 
 def count_of_type(queue: Any, kind: str, *, using: str | None = None) -> int:
-    """How many messages ``move_type`` would try to move. Reads the heads of the whole table."""
+    """The number of messages that ``move_type`` would try to move. Reads the heads of the whole table."""
     return sum(map(len, _of_type(queue, alias_of(queue, using), kind)))
 
 
 def move_type(
     queue: Any, kind: str, to: Any, *, using: str | None = None, progress: Callable[[int], None] | None = None
 ) -> int:
-    """Move the messages of a type ('': of none), named as figures name it, to another queue, behind what waits there; returns how
-    many went. They keep id, headers, body and times, and have all their attempts again. Raises InvalidOption for a queue that
-    is this one, or lies elsewhere."""
+    """Move the messages of a type, named as in statistics ('': without a type), to the end of another queue; returns how many.
+    They keep id, headers, body and times, and start with all their attempts. Raises InvalidOption for the same queue, or a queue
+    in another database."""
     alias = alias_of(queue, using)
     if to is queue or router.db_for_write(to) != alias:
         raise InvalidOption("to", to._meta.label, f"another queue in the database {alias!r} than {queue._meta.label}")
@@ -43,7 +43,7 @@ def move_type(
         with transaction.atomic(using=alias):
             rows = control.lock_unleased(queue, alias, keys)
             if rows:
-                queue_sql(to, connection).inserts.insert_rows(connection, [_anew(row) for row in rows])
+                queue_sql(to, connection).inserts.insert_rows(connection, [_reset(row) for row in rows])
                 notifier.sent(to, connection)
             return control.remove(queue, alias, [row.seq for row in rows])
 
@@ -53,14 +53,14 @@ def move_type(
 def move_type_to_poison(
     queue: Any, kind: str, *, using: str | None = None, progress: Callable[[int], None] | None = None
 ) -> int:
-    """Move the messages of a type ('': of none) to poison, where they are kept until somebody requeues, edits or archives them;
-    returns how many went. The ``poisoned`` signal is sent for each."""
-    reason = f"set aside by hand: nobody takes {kind or 'messages without a type'}"
+    """Move the messages of a type ('': without a type) to poison, where they stay until an operator requeues, edits or archives
+    them; returns how many. Sends the ``poisoned`` signal for each."""
+    reason = f"moved by an operator: no consumer for {kind or 'messages without a type'}"
 
-    def insert_poison(keys: list[int]) -> int:
+    def to_poison(keys: list[int]) -> int:
         return control.move_to_poison(queue, keys, reason=reason, using=using)
 
-    return _each(queue, alias_of(queue, using), kind, insert_poison, progress)
+    return _each(queue, alias_of(queue, using), kind, to_poison, progress)
 
 
 def _each(
@@ -75,7 +75,7 @@ def _each(
 
 
 def _of_type(queue: Any, alias: str, kind: str) -> Iterator[list[int]]:
-    """Keys of messages of a type, some at a time, of those that are there now."""
+    """Batches of keys of the present messages of a type."""
     rows = nonblocking(queue._base_manager.using(alias)).order_by("pk")
     if queue.delivery.recipients:
         rows = rows.filter(recipient="")
@@ -90,5 +90,5 @@ def _of_type(queue: Any, alias: str, kind: str) -> Iterator[list[int]]:
             yield found[first : first + BATCH]
 
 
-def _anew(row: Row) -> Row:
+def _reset(row: Row) -> Row:
     return row._replace(**dict.fromkeys(COUNTS))

@@ -1,7 +1,7 @@
-"""Messages that are being handled: how far they are, and asking one to stop.
+"""Running handlers: their progress, and requests to stop one.
 
-Both go by rows that every worker reads and writes anyway: how far a handler is by the heartbeat of its process, a request by
-the controls of the queue.
+Both use rows that every worker reads and writes anyway: the heartbeat of a process has the progress of its handlers, the control row
+of a queue has the requests.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..sending.validation import alias_of
 from ..sql import backend_of
 from .control import log
 
-#: Requests are kept for so long, and so many of a queue: for workers that do not answer at the moment.
-KEPT, MOST = timedelta(minutes=10), 200
+#: How long requests are kept, for workers that do not answer at the moment, and how many per queue.
+KEPT, MAX_REQUESTS = timedelta(minutes=10), 200
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a handler was at its worker's last heartbeat."""
+    """The progress of a handler at the last heartbeat of its worker."""
 
     message_id: uuid.UUID
     queue: str
@@ -39,33 +39,33 @@ class Progress:
     done: float
     total: float | None
     note: str
-    #: How long it had been running.
+    #: The running time of the handler.
     running_for: timedelta
-    #: When the worker told this, by the database's clock.
+    #: The time of the heartbeat, by the database's clock.
     reported_at: datetime
     host: str
     process: int
 
     @property
     def share(self) -> float | None:
-        """From 0 to 1; None: it did not say of how much."""
+        """From 0 to 1; None: the handler reports no total."""
         return min(1.0, self.done / self.total) if self.total else None
 
 
 def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress | None:
-    """How far the handler of a message is, as of its worker's last heartbeat; None: nobody handles it now, or its handler does
-    not say. ``using``: the queue's database (default: all that hold queues are asked)."""
-    for alias in [using] if using is not None else _homes():
+    """The progress of the handler of a message, as of the last heartbeat of its worker; None: it is not being handled, or its handler
+    reports none. ``using``: the queue's database (default: all databases with queues)."""
+    for alias in [using] if using is not None else _databases_with_queues():
         rows = Subscriber.objects.using(alias).filter(progress__contains=str(message_id), alive_until__gt=Now())
         for row in rows.order_by("-heartbeat_at"):
-            for one in told_by(row):
+            for one in progress_in(row):
                 if one.message_id == message_id:
                     return one
     return None
 
 
-def told_by(row: Subscriber) -> Iterator[Progress]:
-    """What one worker tells of the messages that it has in hand. Read tolerantly: it may be of another version."""
+def progress_in(row: Subscriber) -> Iterator[Progress]:
+    """The progress that one worker reports for its messages in flight. Read tolerantly: it may be of another version."""
     for one in parse_json_list(row.progress):
         try:
             yield Progress(
@@ -94,29 +94,29 @@ def cancel_running(
     by: Any = None,
     using: str | None = None,
 ) -> bool:
-    """Ask whoever handles this message now to stop; whether there is any live worker to ask. Workers see it within a second, or
-    their peek delay if that is longer.
+    """Ask the running handler of a message to stop; returns whether any live worker was asked. Workers read the request within a
+    second, or within their peek delay if that is longer.
 
-    An async handler is cancelled, a sync one sees ``context.cancelled`` and is interrupted after ``CANCEL_GRACE``. Its message
-    becomes poison with the reason, or is dropped (``discard``), and no attempt is counted; one that ends well all the same is
-    handled. A message that nobody handles at this moment is left as it is. ``queue``: where it is, which spares the others the
-    look; ``by``: the user for the admin's log.
+    An async handler is cancelled; a sync handler sees ``context.cancelled`` and is interrupted after ``CANCEL_GRACE``. Its message
+    becomes poison with the reason, or is deleted (``discard``), and no attempt is counted; if the handler still succeeds, the message
+    is handled. A message that is not being handled stays as it is. ``queue``: its queue, so that the others are not asked; ``by``: the
+    user for the admin's log.
     """
     if not isinstance(message_id, uuid.UUID):
         raise InvalidMessage(f"message_id = {message_id!r} is not accepted: it must be a uuid.UUID.")
     if queue is not None:
-        places: Iterable[tuple[str, str]] = [(alias_of(queue, using), queue._meta.label)]
+        targets: Iterable[tuple[str, str]] = [(alias_of(queue, using), queue._meta.label)]
     else:
         found = progress_of(message_id, using=using)
-        aliases = [using] if using is not None else _homes()
-        places = [
+        aliases = [using] if using is not None else _databases_with_queues()
+        targets = [
             (alias, label)
             for alias in aliases
             for label in _live_queues(alias)
             if found is None or found.queue == label
         ]
     asked = False
-    for alias, label in places:
+    for alias, label in targets:
         if label in _live_queues(alias):
             _ask(alias, label, message_id, clean(reason, 200), discard)
             asked = True
@@ -130,14 +130,14 @@ def _ask(alias: str, label: str, message_id: uuid.UUID, reason: str, discard: bo
     with transaction.atomic(using=alias):
         rows = QueueControl.objects.using(alias)
         rows.get_or_create(queue=label)
-        # The lock, so that of two requests at once neither is lost.
+        # Locked, so that two requests at once do not overwrite each other.
         row = rows.select_for_update().get(queue=label)
         now = backend_of(connection).now(connection)
         kept = [
             one for one in parse_json_list(row.cancelling) if _is_new(one, now) and one.get("id") != str(message_id)
         ]
         kept.append({"id": str(message_id), "at": now.isoformat(), "reason": reason, "discard": discard})
-        rows.filter(queue=label).update(cancelling=json.dumps(kept[-MOST:]))
+        rows.filter(queue=label).update(cancelling=json.dumps(kept[-MAX_REQUESTS:]))
 
 
 def _is_new(one: Any, now: datetime) -> bool:
@@ -154,6 +154,6 @@ def _live_queues(alias: str) -> set[str]:
     }
 
 
-def _homes() -> list[str]:
-    """The databases that hold queues."""
+def _databases_with_queues() -> list[str]:
+    """The databases with queues."""
     return sorted({router.db_for_write(queue) for queue in registry.queues if queue._meta.managed})

@@ -1,4 +1,4 @@
-"""Reading figures from a database that may not answer: what cannot be read is unknown, with its cause, and never zero."""
+"""Reading statistics from a database that may not answer: a value that cannot be read is unknown, with its cause, and never zero."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _CAUSES = {
     ErrorKind.MISSING: MISSING,
     ErrorKind.DENIED: "the database user may not read the table",
     ErrorKind.CONNECTION: "the database cannot be reached",
-    ErrorKind.LOCKED: "somebody has the table locked",
+    ErrorKind.LOCKED: "the table is locked",
 }
-#: Milliseconds that a lock is waited for, of a whole table as a rule; and once one was met, which others may come with.
+#: Milliseconds to wait for a lock, usually of a whole table; and after one timeout, because more locks are likely.
 WAIT_MS, NEXT_WAIT_MS = 1_000, 100
 
 
 def hint(cause: str, alias: str) -> str:
-    """What to do about a cause, of one of our own tables; '' where the cause says it itself."""
-    return f"; `{migrate_command(alias)}` makes it" if cause.startswith(MISSING) else ""
+    """The remedy for a cause, for tables of this package; '' if the cause names it."""
+    return f"; `{migrate_command(alias)}` creates it" if cause.startswith(MISSING) else ""
 
 
 class Reader:
-    """Reads from one database. Once it cannot be reached it is not tried again: each try may take the time of a connect. A table
-    that is locked is waited for, but not for long."""
+    """Reads from one database. After a connection error it does not try again, because each try may take a connect timeout. It waits
+    for a locked table, but not for long."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
-        #: Why nothing can be read; '' as far as is known it can.
+        #: Why nothing can be read; '' until a connection fails.
         self.lost = ""
         self._wait_ms = WAIT_MS
 
@@ -54,9 +54,9 @@ class Reader:
             self.lost = str(error)
             return None, self.lost
         except Error as error:
-            told = " ".join(str(error).split("\n", 1)[0].split())
+            text = " ".join(str(error).split("\n", 1)[0].split())
             kind = backend_of(connection).error_kind(error)
-            cause = f"{_CAUSES[kind]}: {told}" if kind in _CAUSES else told or type(error).__name__
+            cause = f"{_CAUSES[kind]}: {text}" if kind in _CAUSES else text or type(error).__name__
             if kind is ErrorKind.LOCKED:
                 self._wait_ms = NEXT_WAIT_MS
             if kind is ErrorKind.CONNECTION:

@@ -1,9 +1,9 @@
-"""Comparing the tables that are there with the tables that migrations would make: columns, indexes, storage options.
+"""Compares the tables of a database with those that migrations create: columns, indexes, storage options.
 
-A queue works without its indexes and options, only slowly, and nobody notices before the table is large. So they are
-looked at when a worker starts (a warning) and by ``manage.py check --database default``, with the statement that mends
-them. NServiceBus' SQL Server transport warns of a missing index at start, too. Without a table or a column a worker ends.
-SQL Server is told which index to take, so there a missing or renamed one is no matter of speed: nothing is received.
+A queue works without its indexes and options, but slowly, which shows only when the table is large. So a worker checks them at its
+start (a warning), as does ``manage.py check --database default``, and reports the statement that repairs them. NServiceBus' SQL
+Server transport warns about a missing index at its start, too. Without a table or a column a worker ends. Statements on SQL Server
+name the index in a hint, so there nothing is received without it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..sql.schema import IndexInfo, SettingAdvice
 from ..sql.tables import QueueTable, StoreTable
 
 
-class Finding(NamedTuple):
-    """Something a table lacks, and what would mend it."""
+class SchemaProblem(NamedTuple):
+    """A difference between a table and its migration, and the statement that repairs it."""
 
     model: Any
     problem: str
@@ -31,9 +31,8 @@ class Finding(NamedTuple):
 
 
 def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> list[str]:
-    """The tables that these (managed) queues and the app itself need in a database and that are not there, and those that lack a
-    column, in words. ``by_router``: only those that `migrate` would make there, for who does not work with the rest. Raises
-    UnsupportedServer, and what reaching the database raises."""
+    """The tables of these (managed) queues and of the app that are missing in a database or lack a column, as texts. ``by_router``:
+    only those that `migrate` would create there. Raises UnsupportedServer, and connection errors."""
     connection = connections[alias]
     backend = backend_of(connection)
     own = [
@@ -47,24 +46,24 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
     for model in [*own, *queues]:
         table = model._meta.db_table
         try:
-            # All columns of one row that is not there: a seek in the primary key, which finds no lock to wait for.
+            # All columns of a row that does not exist: a seek in the primary key, which waits for no lock.
             with transaction.atomic(using=alias):
                 model._base_manager.using(alias).filter(pk=_nowhere(model._meta.pk)).first()
         except Error as error:
             kind = backend.error_kind(error)
             if kind is ErrorKind.DENIED:
-                continue  # it is there, and this role has nothing to do with it; SQL Server does not even list it then
+                continue  # the table exists, and this role does not need it; SQL Server does not even list it then
             if kind is not ErrorKind.MISSING:
                 raise
             is_there = table.lower() in there or '"."' in table
-            found.append(f"what {table} has by now ({str(error).strip().splitlines()[0]})" if is_there else table)
+            found.append(f"columns of {table} ({str(error).strip().splitlines()[0]})" if is_there else table)
     return found
 
 
 def require_tables(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> None:
-    """Raise NotMigrated when ``missing`` finds anything, and UnsupportedServer."""
-    if lacking := missing(alias, queues, by_router=by_router):
-        raise NotMigrated(alias, lacking)
+    """Raise NotMigrated if tables or columns are ``missing``. Raises UnsupportedServer as well."""
+    if absent := missing(alias, queues, by_router=by_router):
+        raise NotMigrated(alias, absent)
 
 
 def _nowhere(key: Any) -> Any:
@@ -74,16 +73,16 @@ def _nowhere(key: Any) -> Any:
     return -1 if isinstance(key, models.IntegerField) else ""
 
 
-def inspect(model: Any, alias: str) -> list[Finding]:
-    """What the table of a queue, or of the delayed messages, lacks in this database; [] for a missing table, or when all is
-    well. Of a table that is not ours (unmanaged) only what statements cannot do without."""
+def inspect(model: Any, alias: str) -> list[SchemaProblem]:
+    """The problems of the table of a queue, or of the delayed messages, in this database; [] for a missing table. For an unmanaged
+    table only those without which statements fail."""
     connection = connections[alias]
     backend, table = backend_of(connection), model._meta.db_table
     there = backend.schema.indexes(connection, table)
     if not there:
         return []
     required = _named_index(model) if backend.schema.names_indexes else None
-    found: list[Finding] = []
+    found: list[SchemaProblem] = []
     for index in model._meta.indexes:
         if model._meta.managed or index.name == required:
             found += _about_index(model, index, there, connection, named=index.name == required)
@@ -92,23 +91,23 @@ def inspect(model: Any, alias: str) -> list[Finding]:
             for problem, remedy in backend.schema.drift(
                 connection, table, *constraint.columns(model), constraint.options()
             ):
-                found.append(Finding(model, f"table {table}: {problem}", remedy))
+                found.append(SchemaProblem(model, f"table {table}: {problem}", remedy))
         elif isinstance(constraint, RowVersionIndex) and not backend.schema.has_row_version_index(connection, table):
             with connection.schema_editor(collect_sql=True, atomic=False) as editor:
                 statement = constraint.create_sql(model, editor)
             problem = f"table {table}: the index on RowVersion that NServiceBus looks for is missing"
-            found.append(Finding(model, problem, statement))
+            found.append(SchemaProblem(model, problem, statement))
     return found
 
 
 def remarks(alias: str) -> list[SettingAdvice]:
-    """Settings of a database that its operators should know of."""
+    """Settings of a database that operators should know."""
     connection = connections[alias]
     return backend_of(connection).schema.remarks(connection)
 
 
 def _named_index(model: Any) -> str | None:
-    """The index that statements name as a hint, where they do that."""
+    """The index that statements name in a hint, on databases where they do."""
     if model is DelayedMessage:
         return StoreTable.of(model, "due").first_index
     return QueueTable.of(model).claim_index
@@ -116,9 +115,9 @@ def _named_index(model: Any) -> str | None:
 
 def _about_index(
     model: Any, index: models.Index, there: dict[str, IndexInfo], connection: Any, *, named: bool
-) -> list[Finding]:
+) -> list[SchemaProblem]:
     columns = tuple(model._meta.get_field(name).column.lower() for name, _ in index.fields_orders)
-    # An index that begins with these columns serves as well. By columns and not by name, unless statements name it.
+    # An index that begins with these columns serves as well, under any name, unless statements name it.
     of_all = index.condition is None and not isinstance(index, Priority64Index)
     serving = [
         name
@@ -134,15 +133,15 @@ def _about_index(
         end = ": every statement that names it fails (308, 8622)"
     with connection.schema_editor(collect_sql=True, atomic=False) as editor:
         if index.name in there:
-            editor.remove_index(model, index)  # disabled, half made, or of other columns or rows
+            editor.remove_index(model, index)  # disabled, incomplete, or over other columns or rows
             editor.add_index(model, index)
-            problem = f"{what} is something else or out of use"
+            problem = f"{what} is another index or disabled"
         elif serving:
             rename = backend_of(connection).schema.rename_index(
                 connection, model._meta.db_table, serving[0], index.name
             )
-            return [Finding(model, f"{what} is called {serving[0]}{end}", rename)]
+            return [SchemaProblem(model, f"{what} is called {serving[0]}{end}", rename)]
         else:
             editor.add_index(model, index)
             problem = f"{what} is missing"
-    return [Finding(model, problem + end, " ".join(editor.collected_sql).rstrip(";"))]
+    return [SchemaProblem(model, problem + end, " ".join(editor.collected_sql).rstrip(";"))]

@@ -1,4 +1,4 @@
-"""Acks that came before their message, looked after by the housekeeping: see ``sending.deferred``."""
+"""Maintenance of acks that arrived before their message (see ``sending.early_acks``)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..sending.early_acks import TABLE
 from ..sql import backend_of, queue_sql
 from ..sql.acks import STRICT, LeaseHolder
 
-#: Acks that are looked at, or dropped, in one statement.
+#: Acks processed, or deleted, in one statement.
 BATCH = 2000
 
 
 def settle(queue: Any, alias: str, after: int = 0) -> tuple[int, int]:
-    """Remove messages that came in by another way than a send after they were acked, and that nobody holds. Looks at the next
-    ``BATCH`` acks behind the number ``after``; returns how many messages went, and where to go on (0: that was the end)."""
+    """Delete messages that were acked before another way than a send inserted them, and that are not in flight. Processes the next
+    ``BATCH`` acks behind the number ``after``; returns how many messages were deleted, and the number to continue with (0: done)."""
     connection, label = connections[alias], queue._meta.label
     kept = DeferredAck._default_manager.using(alias).filter(queue=label, pk__gt=after, expires__gt=Now())
     acks = list(kept.order_by("pk").values_list("pk", "message_id")[:BATCH])
@@ -29,20 +29,22 @@ def settle(queue: Any, alias: str, after: int = 0) -> tuple[int, int]:
     if found:
         with transaction.atomic(using=alias):
             removed = sql.ack_by_seq.ack(connection, [seq for _, seq in found], LeaseHolder(STRICT))
-            # What somebody holds is looked at again when he is done.
-            left = {identity for identity, _ in sql.ack_by_seq.seqs_of(connection, [identity for identity, _ in found])}
-            ids = sorted({identity for identity, _ in found} - left)
+            # A message in flight is checked again later.
+            in_flight = {
+                identity for identity, _ in sql.ack_by_seq.seqs_of(connection, [identity for identity, _ in found])
+            }
+            ids = sorted({identity for identity, _ in found} - in_flight)
             backend_of(connection).early_acks.take(connection, TABLE, label, ids)
     return removed, acks[-1][0] if len(acks) == BATCH else 0
 
 
 def forget_old(alias: str) -> int:
-    """Drop the oldest ``BATCH`` acks whose message has not come in time; returns how many."""
+    """Delete the oldest ``BATCH`` acks whose message did not arrive in time; returns how many."""
     old = DeferredAck._default_manager.using(alias).filter(expires__lte=Now())
     keys = list(old.order_by("expires").values_list("pk", flat=True)[:BATCH])
     return old.filter(pk__in=keys).delete()[0]
 
 
 def waiting(queue: Any, alias: str) -> int:
-    """AMPS' deferred_ack_count: how many acks of a queue wait for their message."""
+    """AMPS' deferred_ack_count: the number of acks of a queue that wait for their message."""
     return int(DeferredAck._default_manager.using(alias).filter(queue=queue._meta.label, expires__gt=Now()).count())

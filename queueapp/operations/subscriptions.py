@@ -1,7 +1,7 @@
-"""The subscriptions of consumers: written by who has their code, shown with what waits for them, removed by an operator alone.
+"""The subscriptions of consumers: written by the code that has them, shown with the copies that wait, removed by operators only.
 
-Who writes them: ``migrate``, a worker at its start, and ``registerconsumers``. A row that nobody's code has any more stays,
-and its copies are made and wait: a deploy that is rolled back finds them. Figures say that nobody alive serves it.
+``migrate``, a worker at its start and ``registerconsumers`` write them. The row of a consumer that no code has any more stays, and
+copies are made for it and wait, so that a rolled-back deploy finds them. Statistics report a consumer without a live worker.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BATCH = 500
 
 
 def register(alias: str, queues: Iterable[Any] | None = None) -> int:
-    """Write the rows of the consumers of this process' code that have none, for the queues of one database; returns how many were
-    new. Those that are there are noted as seen."""
+    """Write the missing rows of the consumers in this process' code, for the queues of one database; returns how many. The time
+    ``seen_at`` of the others is updated."""
     new = 0
     for queue in queues if queues is not None else registry.queues:
         if queue.delivery.recipients and router.db_for_write(queue) == alias and _may_have_rows(alias):
@@ -56,7 +56,7 @@ def _register(queue: Any, alias: str) -> int:
     ]
     if not wanted:
         return 0
-    with _alone(queue, alias):
+    with _SubscriptionLock(queue, alias):
         new = sum(_write(queue, alias, *one) for one in wanted)
     if new:
         notifier.sent(queue, connections[alias])
@@ -64,24 +64,24 @@ def _register(queue: Any, alias: str) -> int:
 
 
 def subscribe(queue: Any, consumer: str, type_name: str = "", *, by: Any = None, using: str | None = None) -> bool:
-    """Give a consumer that no code here registers a copy of each message of a type from now on: a script that calls
-    ``receive(recipient=...)``. False: it had one already. Raises InvalidOption."""
+    """Subscribe a consumer that no code registers, such as a script that calls ``receive(recipient=...)``: from now on it gets a copy
+    of each message of a type. False: it was subscribed already. Raises InvalidOption."""
     alias = alias_of(queue, using)
     _refuse_without_recipients(queue)
     if not consumer or len(consumer) > MAX_RECIPIENT or "\0" in consumer:
         raise InvalidOption("consumer", consumer, f"a name of 1 to {MAX_RECIPIENT} characters")
     if len(type_name) > MAX_TYPE_NAME or "\0" in type_name:
         raise InvalidOption("type", type_name, f"the name of a message type, of at most {MAX_TYPE_NAME} characters")
-    with _alone(queue, alias):
+    with _SubscriptionLock(queue, alias):
         new = bool(_write(queue, alias, consumer, type_name, ()))
     if new:
         log(by, queue, f"Consumer {consumer} subscribed to {type_name or 'messages without a type'}.")
     return new
 
 
-class _alone:
-    """A transaction in which nobody else writes subscriptions of this queue: of a consumer under its old and its new name only
-    one may get a row, whoever starts first."""
+class _SubscriptionLock:
+    """A transaction that excludes other writers of this queue's subscriptions: of the old and the new name of a consumer only one
+    may get a row, in any order of starts."""
 
     def __init__(self, queue: Any, alias: str) -> None:
         self._name, self._alias = f"queueapp:subscriptions:{queue._meta.label}", alias
@@ -101,7 +101,7 @@ class _alone:
 
 
 def _write(queue: Any, alias: str, consumer: str, type_name: str, aliases: tuple[str, ...]) -> int:
-    """Write or note one; 1 if it is new. Under an earlier or later name it is there already."""
+    """Write a row or update its ``seen_at``; 1 if it is new. A row under an earlier or later name of the consumer counts."""
     rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, type_name=type_name)
     same = [row for row in rows if row.consumer == consumer]
     same += [row for row in rows if row.consumer in aliases or consumer in _names(row.aliases)]
@@ -125,7 +125,7 @@ def _names(text: str) -> list[str]:
     return [str(one) for one in json.loads(text)] if text else []
 
 
-# -- figures -------------------------------------------------------------------------------------------------------
+# -- statistics ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -154,7 +154,7 @@ class ConsumerStats:
 
 
 def consumer_stats(queue: Any, connection: Any, live: Live, limit: int) -> list[ConsumerStats]:
-    """Of each consumer that subscribes to something of a queue, by name; reads about ``limit`` rows for each."""
+    """The subscribed consumers of a queue, by name. Reads about ``limit`` rows for each."""
     if not queue.delivery.recipients:
         return []
     found: dict[str, ConsumerStats] = {}
@@ -184,14 +184,14 @@ def _count(queue: Any, connection: Any, one: ConsumerStats, limit: int) -> None:
             one.oldest_seconds = max(one.oldest_seconds or 0.0, head.oldest_ms / 1000)
 
 
-# -- what an operator does -----------------------------------------------------------------------------------------
+# -- operations ---------------------------------------------------------------------------------------------------
 
 
 def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None = None) -> int:
-    """Remove the rows of a consumer: no more copies are made for it by code that does not have it. What waits for it stays.
-    Returns how many rows there were. A process whose code has the consumer writes them again when it starts."""
+    """Delete the rows of a consumer: processes whose code does not have it make no more copies for it. Waiting copies stay. Returns
+    how many rows were deleted. A process whose code has the consumer writes them again when it starts."""
     alias = alias_of(queue, using)
-    with _alone(queue, alias):
+    with _SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, consumer=consumer)
         gone = rows.delete()[0]
     if gone:
@@ -200,8 +200,7 @@ def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None 
 
 
 def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None = None) -> int:
-    """Delete the copies that wait for a consumer, in its queue and in the delayed messages; returns how many. What somebody holds
-    stays."""
+    """Delete the copies that wait for a consumer, delayed ones included; returns how many. Copies in flight stay."""
     alias = alias_of(queue, using)
     gone = _each_batch(queue, alias, consumer, ())
     gone += _delayed(queue, alias, consumer).delete()[0]
@@ -210,8 +209,8 @@ def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None
 
 
 def move_copies(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | None = None) -> int:
-    """Address the copies that wait for a consumer to another one, in its queue and in the delayed messages; returns how many. They
-    begin anew, behind what waits for it. Raises InvalidMessage for a name that nobody has."""
+    """Address the copies that wait for a consumer, delayed ones included, to another one; returns how many. They start anew, behind
+    its waiting copies. Raises InvalidMessage for an unknown name."""
     alias = alias_of(queue, using)
     require_consumer(queue, alias, consumer, to)
     moved = _each_batch(queue, alias, consumer, (to,))
@@ -223,11 +222,11 @@ def move_copies(queue: Any, consumer: str, to: str, *, by: Any = None, using: st
 
 
 def rename(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | None = None) -> int:
-    """Let the rows of a consumer be another one's, and move what waits for it: for the deploy that drops the old name of a consumer
-    that was renamed. Returns how many copies were moved."""
+    """Rename the rows of a consumer and move its waiting copies, for the deploy that drops the old name of a renamed consumer.
+    Returns how many copies were moved."""
     alias = alias_of(queue, using)
     label = queue._meta.label
-    with _alone(queue, alias):
+    with _SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=label)
         for row in rows.filter(consumer=consumer):
             if not rows.filter(consumer=to, type_name=row.type_name).exists():
@@ -254,21 +253,21 @@ def _delayed(queue: Any, alias: str, consumer: str) -> Any:
 
 
 def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
-    """Raise InvalidMessage for a name that copies for a consumer cannot be moved to."""
+    """Raise InvalidMessage unless ``to`` is another consumer of the queue."""
     known = {one.name for one in registered.of(queue)}
     known |= set(
         Subscription._default_manager.using(alias).filter(queue=queue._meta.label).values_list("consumer", flat=True)
     )
     if to == consumer or to not in known:
-        some = ", ".join(sorted(known - {consumer})) or "none"
+        others = ", ".join(sorted(known - {consumer})) or "none"
         raise InvalidMessage(
             f"Copies for {consumer!r} of {queue._meta.label} cannot be moved to {to!r}: it must be another consumer of the queue. "
-            f"Known: {some}."
+            f"Known: {others}."
         )
 
 
 def require_known_consumer(queue: Any, alias: str, consumer: str) -> None:
-    """Raise InvalidMessage for a name that does not subscribe and that nothing waits for: misspelt, as a rule."""
+    """Raise InvalidMessage for a name without a subscription and without waiting copies: usually a misspelt one."""
     rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label)
     if rows.filter(consumer=consumer).exists() or _delayed(queue, alias, consumer).exists():
         return
@@ -276,9 +275,9 @@ def require_known_consumer(queue: Any, alias: str, consumer: str) -> None:
     for priority in range(queue.delivery.priorities):
         if sql.claims.read_heads(connection, SeqRange(-(2**63), MAX_SEQ, consumer, priority), 1):
             return
-    some = ", ".join(sorted(set(rows.values_list("consumer", flat=True)))) or "none"
+    subscribed = ", ".join(sorted(set(rows.values_list("consumer", flat=True)))) or "none"
     raise InvalidMessage(
-        f"{queue._meta.label} has no consumer {consumer!r}: it does not subscribe, and nothing waits for it. Those that do: {some}."
+        f"{queue._meta.label} has no consumer {consumer!r}: it is not subscribed, and no copy waits for it. Subscribed: {subscribed}."
     )
 
 

@@ -100,7 +100,7 @@ def test_a_button_on_a_messages_own_page_asks_and_can_be_declined(browse: Browse
     def release(page: Page) -> str:
         page.goto(f"/admin/testapp/leased/{held}/change/")
         page.get_by_role("button", name="Release lease…").click()
-        page.get_by_role("link", name="No, take me back").click()
+        page.get_by_role("link", name="Cancel").click()
         expect(page).to_have_url(re.compile(r"/admin/testapp/leased/$"))
         expect(page.get_by_text("worker-1.reservations").first).to_be_visible()
         page.get_by_role("link", name=str(held), exact=True).click()

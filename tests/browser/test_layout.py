@@ -317,17 +317,17 @@ def test_a_name_that_is_asked_for_has_room(browse: Browse, populated: None) -> N
 def test_the_reason_of_a_poison_message_is_on_the_screen_of_a_telephone(browse: Browse, populated: None) -> None:
     for row in cells(browse, "/admin/queueapp/poisonmessage/", TELEPHONE):
         assert row["card"]
-        assert row["cells"]["field-why"]["right"] <= TELEPHONE
-        assert row["cells"]["field-why"]["width"] > 250
+        assert row["cells"]["field-failure_reason"]["right"] <= TELEPHONE
+        assert row["cells"]["field-failure_reason"]["width"] > 250
 
 
 @pytest.mark.parametrize(
     ("address", "name"),
     [
         (OVERVIEW, "queueapp-operate"),
-        ("/admin/queueapp/poisonmessage/", "field-why"),
+        ("/admin/queueapp/poisonmessage/", "field-failure_reason"),
         ("/admin/queueapp/subscriber/", "field-counts"),
-        ("/admin/queueapp/alert/", "field-one_for_each"),
+        ("/admin/queueapp/alert/", "field-subject"),
         ("/admin/queueapp/subscription/", "field-made"),
         ("/admin/testapp/urgent/", "field-delivery_count"),
     ],

@@ -219,7 +219,7 @@ class Supervisor:
         self._crash_recorder.start(self._fail)
         try:
             if self._endpoint is not None:
-                self._endpoint.start(self.probes.pages)
+                self._endpoint.start(self.probes.pages, immediate=("/healthz",))
             with self._signals.installed(children=True):
                 try:
                     return self._run(parent_read, on_started)

@@ -19,7 +19,7 @@ from django.db.models import Q
 from queueapp import delayed
 from queueapp.models import DelayedMessage, Now, QueueControl
 from queueapp.operations.journal import inactive_messages
-from queueapp.operations.privileges import in_words, missing_privileges, remedy_of
+from queueapp.operations.privileges import describe, missing_privileges, remedy_of
 from queueapp.operations.statistics import LIMIT, span
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
@@ -141,9 +141,9 @@ def remaining(queues: Sequence[Any], *, runs_maintenance: bool) -> Remaining:
         for queue in queues:
             alias = router.db_for_write(queue)
             with ResponseDeadline(connections[alias]):
-                refused = [lack for lack in missing_privileges(alias, [queue]) if lack.needed]
+                refused = [lack for lack in missing_privileges(alias, [queue]) if lack.required]
             if refused:
-                return Remaining(in_words(refused), hopeless=True, refused=True)
+                return Remaining(describe(refused), hopeless=True, refused=True)
             with ResponseDeadline(connections[alias]), transaction.atomic(using=alias):
                 found = _remaining_of(queue, alias, runs_maintenance)
             if found.words:

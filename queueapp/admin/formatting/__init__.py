@@ -1,1 +1,1 @@
-"""How messages look on every page: badges and sizes, the state of a lease, and what a stranger may have written."""
+"""Formatting of messages on every page: badges and sizes, lease states, and untrusted text."""

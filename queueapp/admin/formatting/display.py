@@ -1,6 +1,6 @@
-"""How small facts look on every page: badges, sizes, ages, short ids, counts that stop counting.
+"""Formatting of single facts: badges, sizes, ages, short ids, capped counts.
 
-A badge says in words what its colour says, so that neither colour-blind readers nor a printout lose it.
+A badge has the meaning of its colour in words as well, for colour-blind readers and printouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def badge(tone: Tone, text: str, title: str = "") -> SafeString:
 
 
 def size(count: int | None) -> str:
-    """A number of bytes; a dash for no body at all, which is not the same as an empty one."""
+    """A number of bytes; a dash for no body, which is not an empty one."""
     if count is None:
         return "\u2013"
     value = float(count)
@@ -55,7 +55,7 @@ def duration(span: timedelta) -> str:
 
 
 def in_full(span: timedelta) -> str:
-    """A span of time in all of its units: what is set must not look rounded. "1 d 30 s", "100 ms"."""
+    """A span of time in all of its units, because an option must not look rounded: "1 d 30 s", "100 ms"."""
     parts, rest = [], round(span.total_seconds() * 1000)
     for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
         count, rest = divmod(rest, length)
@@ -65,13 +65,13 @@ def in_full(span: timedelta) -> str:
 
 
 def of_seconds(seconds: float | None) -> str:
-    """A duration that statistics give in seconds; a dash for one that is not known."""
+    """A duration in seconds; a dash for None."""
     return "\u2013" if seconds is None else duration(timedelta(seconds=max(0.0, seconds)))
 
 
 def moment(at: datetime | None) -> Any:
-    """A time to the second, in the time zone of the site; at the ends of time (.NET's MaxValue is a time of expiry), where
-    a zone's turn overflows, as it is."""
+    """A time to the second in the time zone of the site. Near the limits of datetime (.NET's MaxValue is a time of expiry)
+    the conversion overflows, and the time is shown as stored."""
     if at is None:
         return NOTHING
     try:
@@ -82,11 +82,11 @@ def moment(at: datetime | None) -> Any:
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), local.isoformat(), text)
 
 
-def told_moment(text: Any) -> Any:
-    """A time that a message tells of itself, as any other; what is none, as the text that it is."""
+def moment_of_text(text: Any) -> Any:
+    """A time in the history of a message; any other text is shown as it is."""
     try:
         at = parse_datetime(text) if isinstance(text, str) else None
-        # Without a zone it is UTC: that is what we write.
+        # Times without a zone are written in UTC.
         at = at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
         return inline(text or "", 40) if at is None else moment(at)
     except ValueError:  # 30 February
@@ -94,7 +94,7 @@ def told_moment(text: Any) -> Any:
 
 
 def ago(at: datetime | None, now: datetime) -> Any:
-    """How long ago that was, by the database's clock, and the time itself: a title cannot be read on a telephone."""
+    """The age of a time by the database's clock, and the time itself, because a phone shows no title."""
     if at is None:
         return NOTHING
     span = now - at
@@ -103,13 +103,13 @@ def ago(at: datetime | None, now: datetime) -> Any:
 
 
 def below(first: Any, *others: Any) -> SafeString:
-    """What a cell says, and what it says besides in smaller letters; '' is left out."""
+    """The text of a cell with smaller lines below; '' is left out."""
     asides = ((text,) for text in others if text != "")
     return format_html("{}{}", first, format_html_join("", '<span class="queueapp-aside">{}</span>', asides))
 
 
 def short_id(identity: Any) -> SafeString:
-    """The end of an id: its beginning is a clock and alike in all messages of a batch."""
+    """The end of an id: the beginning is a timestamp and alike in all messages of a batch."""
     text = str(identity)
     return format_html('<code title="{}">…{}</code>', text, text[-12:])
 
@@ -136,14 +136,14 @@ def receivers(count: int) -> str:
 
 
 def about(count: int) -> str:
-    """An estimate, said as one: "about 4.9 million"."""
+    """An estimate: "about 4.9 million"."""
     if count >= 1_000_000:
         return f"about {count / 1_000_000:.1f} million"
     return f"about {round(count, -3):,}"
 
 
 def queue_link(label: str, queue: Any, admin_site: Any, request: Any) -> Any:
-    """The queue's name, linked to its messages where there is such a page and the user may see it."""
+    """The name of a queue, linked to its messages if the user may see that page."""
     page = admin_site._registry.get(queue) if queue is not None else None
     if page is None or not page.has_view_permission(request):
         return inline(label)

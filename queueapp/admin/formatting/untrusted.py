@@ -1,8 +1,8 @@
-"""Showing what a stranger may have written: ids, headers, bodies and exception texts of messages.
+"""Untrusted text on a page: ids, headers, bodies and exception texts of messages.
 
-Nothing from a message reaches a page except through here or through Django's escaping, and nothing without a bound.
-Escaping stops markup; it does not stop characters that are invisible, that turn the reading order of the line around,
-or that a terminal obeys after copy and paste. Those are shown by their code point instead.
+Every text from a message reaches a page through this module or Django's escaping, and within a bound. Escaping stops markup; it
+does not stop characters that are invisible, that reverse the reading order of a line, or that a terminal executes after copy and
+paste. Those are shown by their code point.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _AFTER_DOT = re.compile(r"(?<=\w\.)(?=[^\W\d])")
 
 
 def inline(text: Any, longest: int = 80) -> SafeString:
-    """One line of untrusted text: escaped, bounded, and unable to change the direction of what stands around it."""
+    """One line of untrusted text: escaped, bounded, and unable to change the direction of the text around it."""
     whole = " ".join(visible(str(text)[: 4 * longest]).split())
     short = whole if len(whole) <= longest else whole[: longest - 1] + "…"
     return format_html('<bdi class="queueapp-untrusted" title="{}">{}</bdi>', whole, breakable(short))
 
 
 def breakable(name: str) -> SafeString:
-    """A name, escaped, whose lines may end after a dot: a narrow column would break it anywhere."""
+    """A name, escaped, with line breaks allowed after dots only: a narrow column would break it anywhere."""
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in _AFTER_DOT.split(name)))
 
 
@@ -46,7 +46,7 @@ def breakable(name: str) -> SafeString:
 
 
 class Shown(NamedTuple):
-    """A body, or other long text, ready for a page: what kind it was taken for, the text, and whether that is all."""
+    """A body, or other long text, for a page: its kind, the text, and whether that is all of it."""
 
     kind: str
     text: str
@@ -59,7 +59,7 @@ def body(start: bytes | None, size: int | None) -> Shown:
         return Shown("none", "", True)
     complete = size <= len(start)
     try:
-        # A body that was cut may end within a character; one that was not must not.
+        # A truncated body may end within a character.
         text = codecs.getincrementaldecoder("utf-8")().decode(start, final=complete)
     except UnicodeDecodeError:
         return _as_hex(start, size)
@@ -79,7 +79,7 @@ def text(value: str | None) -> Shown:
 
 def _is_json(data: bytes) -> bool:
     try:
-        # Raw checks the syntax and builds nothing, whatever the nesting.
+        # Raw checks the syntax and builds no objects, for any nesting.
         msgspec.json.decode(data, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):
         return False
@@ -144,7 +144,7 @@ class Headers(NamedTuple):
 
 
 def headers(stored: str | None) -> Headers:
-    """Stored headers, the first ``SHOWN`` characters of them, as rows; whatever somebody put there."""
+    """The first ``SHOWN`` characters of stored headers as rows. Accepts any text."""
     stored = stored or ""
     try:
         decoded = msgspec.json.decode(stored)

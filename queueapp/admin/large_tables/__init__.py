@@ -1,1 +1,1 @@
-"""Pages over tables of millions: lists whose count stops, a search by bisection, and how far each of them looks."""
+"""Pages over tables of millions of rows: capped counts, search by bisection, and the limits of both."""

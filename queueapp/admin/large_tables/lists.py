@@ -1,8 +1,7 @@
-"""Lists over tables of any size: nothing on a page may take longer because the table has grown.
+"""Lists over tables of any size: no page takes longer because the table has grown.
 
-Three rules make it so. The count stops at ``COUNTED``, and with it the deepest page. The order is one that an index
-gives. What no index can find (a state, a type, part of an id) is looked for in a window of ``WINDOW`` rows, the page
-says so, and a link leads on to the next window.
+Three rules: the count stops at ``COUNTED``, and with it the deepest page. An index gives the order. A filter without an index (a
+state, a type, part of an id) reads a window of ``WINDOW`` rows; the page says so and links to the next window.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class CappedPaginator(Paginator):
 
 
 def capped_count(rows: Any) -> int:
-    """How many rows there are, or ``COUNTED`` + 1. Without an order: any rows will do for counting."""
+    """The number of rows, or ``COUNTED`` + 1. Without an order, so that any rows can be counted."""
     return int(rows.order_by().values("pk")[: limits.COUNTED + 1].count())
 
 
 class ByteLength(Func):
-    """The size of a body in bytes, without reading it: PostgreSQL has it in the row's header, compressed or not."""
+    """The size of a body in bytes without reading it: PostgreSQL has it in the row header, compressed or not."""
 
     function = "OCTET_LENGTH"
     output_field: Field = BigIntegerField()
@@ -45,7 +44,7 @@ class ByteLength(Func):
 
 
 class Start(Func):
-    """The first ``length`` bytes or characters of a column: a page never fetches a body of a gigabyte."""
+    """The first ``length`` bytes or characters of a column, so that a page never fetches a body of a gigabyte."""
 
     function = "SUBSTRING"
 
@@ -54,22 +53,21 @@ class Start(Func):
 
 
 class BoundedFilter(admin.SimpleListFilter):
-    """A filter that no index serves: ``BoundedChangeList`` limits it to a window."""
+    """A filter without an index: ``BoundedChangeList`` limits it to a window."""
 
 
 class BoundedChangeList(StrictChangeList):
-    """A change list that says "10,000+" instead of counting on, and looks for what has no index in a window only.
+    """A change list with a capped count ("10,000+"), whose filters without an index read a window only.
 
-    The list may start anywhere in its order (``?seq__gte=123``): that is how one gets beyond the window and beyond the
-    deepest page.
+    The list may start anywhere in its order (``?seq__gte=123``), to get beyond the window and beyond the deepest page.
     """
 
-    #: The last value of the window's column that was looked at; None: everything was.
+    #: The last value of the window's column that was read; None: all rows were read.
     window_end: Any = None
 
     @property
     def rows_are(self) -> str:
-        """What one row is, in a word."""
+        """The noun for one row."""
         return str(self.model_admin.rows_are)
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
@@ -80,7 +78,7 @@ class BoundedChangeList(StrictChangeList):
         rows = self.root_queryset.order_by(f"-{self.column}" if self.descending else self.column)
         if self.start is not None:
             rows = rows.filter(**{self.start_parameter: self.start})
-        # Passes over index entries and reads one row: 10 ms.
+        # Skips index entries and reads one row: 10 ms.
         end = list(rows.values_list(self.column, flat=True)[limits.WINDOW - 1 : limits.WINDOW])
         if not end:
             return found
@@ -95,12 +93,12 @@ class BoundedChangeList(StrictChangeList):
 
     @property
     def start_parameter(self) -> str:
-        """The parameter that says where the list starts."""
+        """The URL parameter of the start of the list."""
         return f"{self.column}__{'lte' if self.descending else 'gte'}"
 
     @property
     def start(self) -> str | None:
-        """Where the list starts; None: at its beginning."""
+        """The start of the list; None: its beginning."""
         return self.params.get(self.start_parameter)
 
     @property
@@ -110,7 +108,7 @@ class BoundedChangeList(StrictChangeList):
 
     @property
     def further(self) -> str:
-        """The query string of what comes after this window, or after the deepest page; '' when that is all."""
+        """The query string of the rows after this window, or after the deepest page; '' without any."""
         value = self.window_end
         if value is None and not self.counted_all and self.page_num == self.paginator.num_pages and self.result_list:
             value = getattr(self.result_list[-1], self.column)
@@ -121,28 +119,28 @@ class BoundedChangeList(StrictChangeList):
 
     @property
     def window_size(self) -> int:
-        """How many rows a filter without an index looks at."""
+        """The rows that a filter without an index reads."""
         return limits.WINDOW
 
     @property
     def counted_all(self) -> bool:
-        """Whether the count is the number of rows that match, or only as far as it was counted."""
+        """Whether the count is exact."""
         return bool(self.result_count <= limits.COUNTED)
 
     @property
     def count_text(self) -> str:
-        """The number of rows that match, as far as it was counted."""
+        """The capped number of matching rows."""
         return at_least(self.result_count, limits.COUNTED)
 
     @property
     def pages(self) -> Any:
-        """Page numbers for the template; empty when everything is on one page."""
+        """Page numbers for the template; empty with one page."""
         return self.paginator.get_elided_page_range(self.page_num) if self.multi_page else ()
 
     def get_results(self, request: HttpRequest) -> None:
-        """One page of rows, with what the page needs to know about them fetched once and not per row."""
+        """One page of rows, with related data fetched once and not per row."""
         super().get_results(request)
-        # Equal, so that Django does not print the count once more beside the search box, without its "+".
+        # Equal, so that Django does not repeat the count beside the search box without its "+".
         self.full_result_count = self.result_count
         self.result_list = list(self.result_list)
         self.model_admin.prepare_rows(self.result_list)

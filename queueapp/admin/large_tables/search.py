@@ -1,9 +1,9 @@
-"""Finding a message by its id, or the beginning of it, without reading a table of millions.
+"""Finding a message by its id, or the beginning of it, without reading a table of millions of rows.
 
-A queue's id is not indexed, because an index would cost every send. But messages lie about in the order in which they
-were sent, and our ids carry the millisecond in which they were made: so the place is found by bisection over the
-primary key, and the neighbourhood is looked through, together with both ends of the queue, where foreign ids, retried
-and delayed messages are likely to be. The delayed and the poison table have an index for whole ids.
+The id of a queue has no index, because an index would cost every send. But messages are stored roughly in the order in which they
+were sent, and the ids of this package contain the millisecond of their creation: the position is found by bisection over the primary
+key, and the rows around it are searched, with both ends of the queue, where foreign ids, retries and delayed messages are likely.
+The delayed and the poison table have an index for whole ids.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from django.db.models.functions import Cast
 
 from . import limits
 
-#: More matches than these mean that too little of the id was given.
-MOST = 1000
+#: More matches than these mean that the prefix is too short.
+MAX_MATCHES = 1000
 
 
 def keys_in_store(rows: QuerySet[Any], order: str, digits: str) -> list[int]:
     """Keys of delayed or poison messages whose id is, or begins with, these hex digits (the first ``WINDOW`` rows)."""
     if len(digits) == 32:
-        return list(rows.filter(message_id=uuid.UUID(digits)).values_list("pk", flat=True)[:MOST])
+        return list(rows.filter(message_id=uuid.UUID(digits)).values_list("pk", flat=True)[:MAX_MATCHES])
     column, descending = order.lstrip("-"), order.startswith("-")
     # As a range, not as a sub-select: joined to one, the whole table is read.
     end = list(rows.order_by(order).values_list(column, flat=True)[limits.WINDOW - 1 : limits.WINDOW])
     window = rows.filter(**{f"{column}__{'gte' if descending else 'lte'}": end[0]}) if end else rows
-    return list(_beginning(window, "message_id", digits).order_by().values_list("pk", flat=True)[:MOST])
+    return list(_beginning(window, "message_id", digits).order_by().values_list("pk", flat=True)[:MAX_MATCHES])
 
 
 def keys_in_queue(rows: QuerySet[Any], digits: str) -> list[int]:
-    """Seqs of waiting messages whose id is, or begins with, these hex digits, where a few steps can find them."""
+    """Seqs of messages whose id is, or begins with, these hex digits, among the rows that a few steps can reach."""
     matching = rows.filter(id=uuid.UUID(digits)) if len(digits) == 32 else _beginning(rows, "id", digits)
     found: set[int] = set()
-    for low, high in _places(rows, digits):
-        found.update(matching.filter(pk__gte=low, pk__lte=high).values_list("pk", flat=True)[:MOST])
+    for low, high in _ranges(rows, digits):
+        found.update(matching.filter(pk__gte=low, pk__lte=high).values_list("pk", flat=True)[:MAX_MATCHES])
     return sorted(found)
 
 
@@ -48,7 +48,7 @@ def _beginning(rows: QuerySet[Any], field: str, digits: str) -> QuerySet[Any]:
     return rows.annotate(id_as_text=Cast(field, CharField(max_length=36))).filter(id_as_text__istartswith=text)
 
 
-def _places(rows: QuerySet[Any], digits: str) -> Iterator[tuple[int, int]]:
+def _ranges(rows: QuerySet[Any], digits: str) -> Iterator[tuple[int, int]]:
     ends = rows.aggregate(first=Min("pk"), last=Max("pk"))
     first, last = ends["first"], ends["last"]
     if first is None:
@@ -60,14 +60,14 @@ def _places(rows: QuerySet[Any], digits: str) -> Iterator[tuple[int, int]]:
     yield first, head
     tail = rows.order_by("-pk").values_list("pk", flat=True)[limits.NEAR : limits.NEAR + 1].first()
     yield tail if tail is not None else first, last
-    made = _made_at(digits)
+    made = _created_at(digits)
     if made is not None and any(field.name == "enqueued_at" for field in rows.model._meta.local_concrete_fields):
         place = _seq_at(rows, made, first, last)
         yield place - limits.NEAR // 2, place + limits.NEAR // 2
 
 
-def _made_at(digits: str) -> datetime | None:
-    """The time in an id of version 7, or of what can be the beginning of one."""
+def _created_at(digits: str) -> datetime | None:
+    """The time in a UUID of version 7, or in what can be the beginning of one."""
     if len(digits) < 12 or digits[12:13] not in ("", "7"):
         return None
     milliseconds = int(digits[:12], 16)
@@ -76,7 +76,7 @@ def _made_at(digits: str) -> datetime | None:
 
 
 def _seq_at(rows: QuerySet[Any], at: datetime, low: int, high: int) -> int:
-    """About where the messages stored at a time lie: a handful of look-ups in the primary key."""
+    """The approximate seq of messages stored at a time, by a few look-ups in the primary key."""
     while high - low > limits.NEAR // 4:
         middle = (low + high) // 2
         row = rows.filter(pk__gte=middle, pk__lte=high).order_by("pk").values_list("pk", "enqueued_at").first()

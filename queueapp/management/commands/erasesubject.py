@@ -1,4 +1,4 @@
-"""``manage.py erasesubject``: destroy the key of a subject, so that nobody reads any more what was encrypted for it."""
+"""``manage.py erasesubject``: destroy the keys of a subject, so that nothing that was encrypted for it can be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...encryption import erase
-from ..base_command import OperatorCommand
+from ..base_command import OperatorCommand, counted
 
 log = logging.getLogger("queueapp")
 
@@ -18,17 +18,19 @@ class Command(OperatorCommand):
     """Erase a subject."""
 
     help = (
-        "Destroy the keys of a subject, on every database that has queues: nothing that was sent with this `encrypt-for` can be read any "
-        "more, in whatever queue, store or table it lies. It cannot be undone. Asks first unless --yes. Exit code 1: it had no key, "
-        "so that a name that is misspelt is not taken for one that is erased."
+        "Destroy the keys of a subject in every database with queues: nothing that was sent with this `encrypt-for` can be read any "
+        "more, in any queue, store or table. It cannot be undone. Asks for confirmation unless --yes. Exit code 1: the subject has no "
+        "key, so that a misspelt name does not look erased."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("subject", help="As `encrypt-for` has it, the whole of it.")
+        parser.add_argument("subject", help="The full subject, as in the header encrypt-for.")
         parser.add_argument(
-            "--database", action="append", metavar="ALIAS", help="Only here; may be given again. Default: all that have queues."
+            "--database", action="append", metavar="ALIAS", help="Only in this database. Repeatable. Default: all with queues."
         )  # fmt: skip
-        parser.add_argument("--yes", "--no-input", "--noinput", action="store_true", help="Do not ask.")
+        parser.add_argument(
+            "--yes", "--no-input", "--noinput", action="store_true", help="Do not ask for confirmation."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         subject = options["subject"]
@@ -38,9 +40,10 @@ class Command(OperatorCommand):
         if not options["yes"]:
             where = ", ".join(one.database for one in found)
             self.confirm(
-                f"Destroy the key of {subject!r} in {where} for good? Type the subject to confirm: ", subject, "--yes"
+                f"Destroy the keys of {subject!r} in {where} for good? Type the subject to confirm: ", subject, "--yes"
             )
         for alias, keys in erase.erase(subject, found).items():
-            # Not whose it was: the log outlives it.
-            log.warning("%d keys of subjects were destroyed in database %r.", keys, alias)
-            self.stdout.write(f"{alias}: {keys} key{'' if keys == 1 else 's'} destroyed.")
+            # Without the subject: the log is kept longer than its data.
+            log.warning("Destroyed %s of a subject in database %r.", counted(keys, "encryption key"), alias,
+                        extra={"database": alias, "keys": keys})  # fmt: skip
+            self.stdout.write(f"{alias}: {counted(keys, 'key')} destroyed.")

@@ -17,7 +17,7 @@ from ...models import PoisonMessage
 from ...sql import nonblocking
 from ..base_command import OperatorCommand
 
-#: Characters of a name and of a reason that a line shows.
+#: Characters of a name and of a reason in a line.
 NAME, REASON = 200, 300
 
 
@@ -30,10 +30,10 @@ def add_selection(parser: ArgumentParser) -> None:
 
 
 def selected(options: dict[str, Any]) -> QuerySet[PoisonMessage]:
-    """Unresolved poison messages by those options. Raises CommandError for one that is empty."""
+    """The unresolved poison messages of these options. Raises CommandError for an empty one."""
     for name in ("queue", "group", "consumer"):
-        if options[name] == "":  # a variable of a script that is empty would choose everything
-            raise CommandError(f"--{name} '' is not accepted: it names none. Leave it out to choose any.")
+        if options[name] == "":  # an empty variable of a script would select everything
+            raise CommandError(f"--{name} '' is not accepted: it is empty. Leave the option out to select any.")
     names = {"group": "group_key", "consumer": "consumer"}
     filters = {field: options[name] for name, field in names.items() if options[name]}
     rows = PoisonMessage.objects.using(options["database"]).filter(status=PoisonMessage.Status.UNRESOLVED, **filters)
@@ -41,7 +41,8 @@ def selected(options: dict[str, Any]) -> QuerySet[PoisonMessage]:
 
 
 def _label(name: str, database: str) -> str:
-    """The label of a queue by label or table; of one that is no more, what its poison messages say. Raises QueueNotFound."""
+    """The label of a queue by label or table; for a queue that does not exist, the name in its poison messages. Raises
+    QueueNotFound."""
     try:
         label: str = registry.queues.find(name)._meta.label
     except QueueNotFound:
@@ -55,16 +56,15 @@ class Command(OperatorCommand):
     """List poison messages."""
 
     help = (
-        "List unresolved poison messages, newest first: number, queue, consumer, attempts, when and why. --json prints "
-        "one object per line with headers, body (base64) and the history of attempts. What was left out is said: in a line "
-        "the end of a long reason, after the last one (on stderr) the messages beyond --limit. Control characters that "
-        "a message brought along are shown by their code points."
+        "List unresolved poison messages, newest first: number, queue, consumer, attempts, time and reason. --json prints one object "
+        "per line with headers, body (base64) and the history of attempts. Long reasons are shortened; a line on stderr says if there "
+        "are more messages than --limit. Control characters from messages are shown by their code points."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_selection(parser)
         parser.add_argument("--json", action="store_true", help="One JSON object per line.")
-        parser.add_argument("--limit", type=int, default=100, help="At most so many (default 100).")
+        parser.add_argument("--limit", type=int, default=100, help="Maximum number of messages (default 100).")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not 1 <= options["limit"] <= 1_000_000:

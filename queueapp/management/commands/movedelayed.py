@@ -1,4 +1,4 @@
-"""``manage.py movedelayed``: let delayed messages of one queue go to another, such as those of a queue that is no more."""
+"""``manage.py movedelayed``: send the delayed messages for one queue to another, such as those for a removed queue."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ class Command(OperatorCommand):
     """Readdress delayed messages."""
 
     help = (
-        "Let the delayed messages that are kept for one queue go to another when they are due, in batches of one transaction "
-        "each: those of a queue whose class was renamed or removed, say, which nobody delivers any more (see queuestats). "
-        "requeuepoison --to does the same for poison."
+        "Send the delayed messages for one queue to another queue when they are due, for example those for a queue whose class was renamed "
+        "or removed, which are not delivered any more (see queuestats). In batches of one transaction each. requeuepoison --to does the "
+        "same for poison."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "source", help="The destination that they have, as queuestats names it; no such queue need exist."
-        )
-        parser.add_argument("queue", help="The queue they go to (label or table).")
-        parser.add_argument("--database", default="default", help="Which database keeps them (default: 'default').")
-        parser.add_argument("--dry-run", action="store_true", help="Only say how many would be moved.")
+        parser.add_argument("source", help="Their destination, as queuestats names it. The queue need not exist.")
+        parser.add_argument("queue", help="The new queue (label or table).")
+        parser.add_argument("--database", default="default", help="Database of the messages (default: 'default').")
+        parser.add_argument("--dry-run", action="store_true", help="Only print how many would be moved.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         source, queue, alias = options["source"], registry.queues.find(options["queue"]), options["database"]

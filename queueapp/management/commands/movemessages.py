@@ -1,4 +1,4 @@
-"""``manage.py movemessages``: take messages of a type that nobody takes elsewhere."""
+"""``manage.py movemessages``: move the unroutable messages of a type."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Command(OperatorCommand):
     """Move messages of one type."""
 
     help = (
-        "Move the messages of one type out of a queue in which nobody takes it (see queuestats): to another queue of the same "
-        "database, where they have all their attempts, or to poison, where they are kept until somebody requeues, edits or "
-        "archives them. In batches of one transaction each; what somebody has in hand stays. What is addressed to a consumer that "
-        "nobody has is moved by removeconsumer, delayed messages by movedelayed, poison by requeuepoison --to."
+        "Move the messages of a type without a consumer (see queuestats) out of a queue: to another queue of the same database, where "
+        "they have all their attempts, or to poison, where they stay until an operator requeues, edits or archives them. In batches of "
+        "one transaction each; messages in flight stay. For messages to a missing consumer use removeconsumer, for delayed messages "
+        "movedelayed, for poison requeuepoison --to."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -28,22 +28,22 @@ class Command(OperatorCommand):
             "--type", required=True, metavar="NAME", help="The type as queuestats names it; '': messages without one."
         )
         where = parser.add_mutually_exclusive_group(required=True)
-        where.add_argument("--to", metavar="QUEUE", help="The queue they go to (label or table).")
-        where.add_argument("--poison", action="store_true", help="They become poison.")
-        parser.add_argument("--dry-run", action="store_true", help="Only say how many would be moved.")
+        where.add_argument("--to", metavar="QUEUE", help="The new queue (label or table).")
+        where.add_argument("--poison", action="store_true", help="Move them to poison.")
+        parser.add_argument("--dry-run", action="store_true", help="Only print how many would be moved.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         queue, kind = registry.queues.find(options["queue"]), options["type"]
         to = registry.queues.find(options["to"]) if options["to"] else None
-        place = to._meta.label if to else "poison"
+        target = to._meta.label if to else "poison"
         of_type = f"of type {in_one_line(kind, 200)!r}" if kind else "without a type"
         what = f"messages {of_type} of {queue._meta.label}"
-        there = move_messages.count_of_type(queue, kind)
+        present = move_messages.count_of_type(queue, kind)
         if options["dry_run"]:
-            self.stdout.write(f"{there} {what} would go to {place}.")
+            self.stdout.write(f"{present} {what} would go to {target}.")
             return
         move = partial(move_messages.move_type, to=to) if to else move_messages.move_type_to_poison
-        with self.counting("moved", lambda done: f"{done} {what} went to {place}.") as progress:
+        with self.counting("moved", lambda done: f"{done} {what} went to {target}.") as progress:
             done = move(queue, kind, progress=progress.at)
-        stay = f"; {there - done} that somebody has in hand stay" if done < there else ""
-        self.stdout.write(f"{done} {what} went to {place}{stay}.")
+        stay = f"; {present - done} in flight stay" if done < present else ""
+        self.stdout.write(f"{done} {what} went to {target}{stay}.")

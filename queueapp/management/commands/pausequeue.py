@@ -1,4 +1,4 @@
-"""``manage.py pausequeue``: let no worker receive a queue."""
+"""``manage.py pausequeue``: stop the workers from receiving from a queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..base_command import OperatorCommand
 class Command(OperatorCommand):
     """Pause queues."""
 
-    help = "Pause queues: workers take nothing from them, sending goes on. Seen within one peek delay. See resumequeue."
+    help = "Pause queues: workers stop receiving from them within one peek delay, sending goes on. See resumequeue."
     change = staticmethod(control.pause)
     done, already = "paused", "was paused already"
 

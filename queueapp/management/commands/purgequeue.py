@@ -20,15 +20,16 @@ class Command(OperatorCommand):
     """Purge a queue."""
 
     help = (
-        "Delete all messages of a queue that nobody has leased or locked, in batches; running handlers keep theirs. "
-        "Asks first unless --yes. --expired deletes only what has expired, and does not ask. Delayed and poison messages "
-        "are not touched."
+        "Delete the messages of a queue that are neither leased nor locked, in batches. Asks for confirmation unless --yes. --expired "
+        "deletes only expired messages, without asking. Delayed and poison messages stay."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", help="Queue by label or table.")
-        parser.add_argument("--expired", action="store_true", help="Only expired messages.")
-        parser.add_argument("--yes", "--no-input", "--noinput", action="store_true", help="Do not ask.")
+        parser.add_argument("--expired", action="store_true", help="Delete expired messages only.")
+        parser.add_argument(
+            "--yes", "--no-input", "--noinput", action="store_true", help="Do not ask for confirmation."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         queue = registry.queues.find(options["queue"])

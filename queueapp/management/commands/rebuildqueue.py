@@ -23,18 +23,18 @@ COUNTED = 1_000_000
 class Command(OperatorCommand):
     """Rebuild a queue."""
 
-    help = """Fill a queue from the journal with what never entered it, from its recovery point or another point on.
+    help = """Fill a queue from the journal with messages that it never had, from its recovery point or another point on.
 
-  manage.py rebuildqueue shop.Orders                           after its filter was changed, say
+  manage.py rebuildqueue shop.Orders                           for example after its filter was changed
   manage.py rebuildqueue shop.Orders --from 2026-11-22T10:00Z
   manage.py rebuildqueue shop.Orders --from 4711 --again --yes
 
-What the queue took when it was published, or got from the journal before, does not come back: acked messages stay acked.
---again puts in everything since the point that is not there any more, acked messages too, and asks first unless --yes; what
-still waits, is delayed or is poison is never doubled. A queue with target_queue_depth gets as many as it has room for,
-and the rest as room comes, from the process that dispatches (runqueueworker, rundelayeddispatcher).
+Messages that the queue had before do not come back: acked messages stay acked. --again inserts everything since the point that the
+queue does not have now, acked messages included, and asks for confirmation unless --yes; messages that wait, are delayed or are poison
+are never duplicated. A queue with target_queue_depth gets messages up to that depth; the dispatcher (runqueueworker,
+rundelayeddispatcher) inserts the rest later.
 
-Can be stopped and run again at any time: nothing is put in twice."""
+The command can be stopped and run again at any time: it inserts no message twice."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
@@ -45,55 +45,57 @@ Can be stopped and run again at any time: nothing is put in twice."""
             "--from",
             dest="point",
             metavar="POINT",
-            help=f"Where to begin: {POINTS}. Default: the queue's recovery_point.",
+            help=f"Start: {POINTS}. Default: the queue's recovery_point.",
         )
         parser.add_argument(
-            "--again", action="store_true", help="Also what had entered it before and is no longer there."
+            "--again", action="store_true", help="Include messages that the queue had before and does not have now."
         )
-        parser.add_argument("--yes", "--no-input", "--noinput", action="store_true", help="Do not ask.")
-        parser.add_argument("--json", action="store_true", help="Print the figures as one JSON object.")
+        parser.add_argument(
+            "--yes", "--no-input", "--noinput", action="store_true", help="Do not ask for confirmation."
+        )
+        parser.add_argument("--json", action="store_true", help="Print the result as one JSON object.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         queue = registry.queues.find(options["queue"])
         label, point = queue._meta.label, _point(options["point"])
         if not is_over_journal(queue):
             raise CommandError(
-                f"{label} collects {underlying_topic(queue)!r}, which is not journaled (QUEUEAPP.JOURNAL): there is nothing to "
-                "fill it from."
+                f"{label} collects {underlying_topic(queue)!r}, which is not journaled (QUEUEAPP.JOURNAL), so it "
+                "cannot be filled."
             )
         feeder = QueueFeeder(queue, router.db_for_write(queue))
         if options["again"]:
             feeder.check_refill()
         if options["again"] and not options["yes"]:
-            question = f"Put messages into {label} again that were handled before? Type the label to confirm: "
+            question = f"Insert messages into {label} that were handled before? Type the label to confirm: "
             self.confirm(question, label, "--yes")
         feeder.rebuild(point)
         total = Filled()
 
         def stopped(_: int) -> str:
-            return f"{total.copied} messages were put into {label}. Run it again to go on."
+            return f"{total.copied} messages were inserted into {label}. Run the command again to continue."
 
         with self.counting("entries", stopped, feeder.remaining(COUNTED)) as progress:
             while True:
                 total = self._add(total, feeder.fill(), progress)
                 if not total.more or total.full_with is not None:
                     break
-            for one in feeder.refill(point) if options["again"] else ():
-                total = self._add(total, one, progress)
-        self._tell(label, feeder, total, options["json"])
+            for filled in feeder.refill(point) if options["again"] else ():
+                total = self._add(total, filled, progress)
+        self._report(label, feeder, total, options["json"])
 
     def _add(self, total: Filled, one: Filled, progress: Progress) -> Filled:
         progress.at(total.read + one.read)
         return Filled(total.read + one.read, total.copied + one.copied, one.more, one.full_with)
 
-    def _tell(self, label: str, feeder: QueueFeeder, total: Filled, as_json: bool) -> None:
-        left = feeder.remaining(COUNTED)
+    def _report(self, label: str, feeder: QueueFeeder, total: Filled, as_json: bool) -> None:
+        remaining = feeder.remaining(COUNTED)
         if as_json:
-            figures = {"queue": label, "read": total.read, "copied": total.copied, "left": left}
+            figures = {"queue": label, "read": total.read, "copied": total.copied, "remaining": remaining}
             self.write_json(figures)
             return
-        rest = f" {left} more wait in the journal." if left else ""
-        self.stdout.write(f"{total.copied} messages were put into {label}; {total.read} entries were looked at.{rest}")
+        rest = f" {remaining} more in the journal." if remaining else ""
+        self.stdout.write(f"{total.copied} messages were inserted into {label}; {total.read} entries were read.{rest}")
 
 
 def _point(text: str | None) -> Point | None:

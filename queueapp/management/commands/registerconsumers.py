@@ -1,4 +1,4 @@
-"""``manage.py registerconsumers``: let the consumers of this code have their copies from now on."""
+"""``manage.py registerconsumers``: subscribe the consumers of this code."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from django.db import router
 
 from ... import registry
 from ...operations import subscriptions
-from ..base_command import OperatorCommand
+from ..base_command import OperatorCommand, counted
 
 
 class Command(OperatorCommand):
     """Write the subscriptions of consumers."""
 
     help = (
-        "Write the subscriptions of the consumers that this code has, as migrate and every worker do at their start: from then on "
-        "whoever sends makes a copy for each. With a queue and a name, that of a consumer that no code registers, such as a "
-        "script that calls receive(recipient=...)."
+        "Write the subscriptions of the consumers in this code, as migrate and every worker at its start do: from then on each send makes "
+        "a copy for each of them. With a queue and a name: subscribe a consumer that no code registers, such as a script that calls "
+        "receive(recipient=...)."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", nargs="?", help="Queue by label or table.")
         parser.add_argument("consumer", nargs="?", help="Name of a consumer that no code registers.")
-        parser.add_argument(
-            "--type", default="", help="Name of the message type it wants; default: messages without a type."
-        )
+        parser.add_argument("--type", default="", help="Name of its message type; default: messages without a type.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["type"] and not options["consumer"]:
-            raise CommandError("--type goes with a queue and a consumer.")
+            raise CommandError("--type needs a queue and a consumer.")
         if options["consumer"]:
             queue = registry.queues.find(options["queue"])
             new = subscriptions.subscribe(queue, options["consumer"], options["type"])
@@ -40,4 +38,4 @@ class Command(OperatorCommand):
         queues = [registry.queues.find(options["queue"])] if options["queue"] else list(registry.queues)
         aliases = sorted({router.db_for_write(queue) for queue in queues if queue.delivery.recipients})
         count = sum(subscriptions.register(alias, queues) for alias in aliases)
-        self.stdout.write(f"{count} new subscriptions.")
+        self.stdout.write(f"{counted(count, 'new subscription')}.")

@@ -1,4 +1,4 @@
-"""``manage.py removeconsumer``: no more copies for a consumer that is no more, and what becomes of those that wait."""
+"""``manage.py removeconsumer``: remove a consumer's subscriptions, and optionally purge or move its copies."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ class Command(OperatorCommand):
     """Remove the subscriptions of a consumer."""
 
     help = (
-        "Remove the subscriptions of a consumer of a queue. The copies that wait for it, delayed ones among them, stay where they "
-        "are, unless --purge or --move-to. Refused while a live worker has the consumer, or does not say which it has: it would "
-        "write them again at its next start. Stop it first, or say --force. With --rename-to the subscriptions become another "
-        "consumer's, with all that waits."
+        "Remove the subscriptions of a consumer of a queue. The copies that wait for it, delayed ones included, stay unless --purge or "
+        "--move-to is given. Refused while a live worker has the consumer, or does not report its consumers: it would subscribe it again "
+        "at its next start. Stop the worker first, or use --force. --rename-to gives the subscriptions and the copies to another consumer."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", help="Queue by label or table.")
         parser.add_argument("consumer", help="Name of the consumer, as listconsumers shows it.")
-        what = parser.add_mutually_exclusive_group()
-        what.add_argument("--purge", action="store_true", help="Delete the copies that wait for it.")
-        what.add_argument("--move-to", metavar="CONSUMER", help="Address them to this consumer of the queue.")
-        what.add_argument(
-            "--rename-to", metavar="CONSUMER", help="Give this name what it subscribes to, and the copies."
-        )
-        parser.add_argument("--force", action="store_true", help="Although a live worker has it.")
+        choice = parser.add_mutually_exclusive_group()
+        choice.add_argument("--purge", action="store_true", help="Delete the copies that wait for it.")
+        choice.add_argument("--move-to", metavar="CONSUMER", help="Address the copies to this consumer of the queue.")
+        choice.add_argument("--rename-to", metavar="CONSUMER", help="Give subscriptions and copies to this name.")
+        parser.add_argument("--force", action="store_true", help="Remove it even if a live worker has it.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         queue, name = registry.queues.find(options["queue"]), options["consumer"]

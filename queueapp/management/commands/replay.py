@@ -1,4 +1,4 @@
-"""``manage.py replay``: read the journal again, for people, for scripts, or into a queue."""
+"""``manage.py replay``: read the journal, as text, as JSON, or into a queue."""
 
 from __future__ import annotations
 
@@ -18,51 +18,53 @@ from ...messages.escaping import in_one_line
 from ...topics.backfill import evaluated, insert
 from ..base_command import OperatorCommand
 
-#: Characters of a body that a line shows, and messages that are sent in one transaction.
+#: Characters of a body in a line, and messages inserted in one transaction.
 SHOWN, BATCH = 200, 500
 
 
 class Command(OperatorCommand):
     """Replay a topic."""
 
-    help = """Read what was published to a journaled topic (QUEUEAPP["JOURNAL"]), in its order.
+    help = """Read the publications of a journaled topic (QUEUEAPP["JOURNAL"]) in their order.
 
-  manage.py replay orders                                    what is kept, a line for each message
+  manage.py replay orders                                    all kept messages, a line each
   manage.py replay '^orders' --since 2026-11-22T10:00:00Z    several topics, from a time on
   manage.py replay orders --since 4711 --limit 10            the ten behind bookmark 4711
   manage.py replay orders --filter '/total > 100' --json     one JSON object per line, the body in base64
-  manage.py replay orders --since now --follow               what is published from now on, until Ctrl-C
-  manage.py replay orders --since 4711 --to shop.Orders      into a queue, once more
+  manage.py replay orders --since now --follow               new publications, until Ctrl-C
+  manage.py replay orders --since 4711 --to shop.Orders      into a queue again
 
-Nothing is taken from the journal or from any queue. --to puts copies into a queue, whatever is there already, as its
-filter and its other options are now, in transactions of 500; if it is interrupted it says at which bookmark to go on.
-(rebuildqueue fills a queue with what never entered it.)"""
+The journal and the other queues do not change. --to inserts copies into a queue, without regard to the messages that it has, by its
+present filter and options, in transactions of 500; if it is interrupted, it prints the bookmark to continue with. (rebuildqueue fills
+a queue with messages that it never had.)"""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("topic", help="A topic, or a regular expression that is sought in the names of topics.")
+        parser.add_argument("topic", help="A topic, or a regular expression that is searched in the names of topics.")
         parser.add_argument(
             "--since",
             default="epoch",
-            help="Where to begin: epoch (default), now, a bookmark (begins behind it), or an ISO-8601 timestamp (UTC unless it has a "
+            help="Start: epoch (default), now, a bookmark (starts after it), or an ISO-8601 timestamp (UTC unless it has a "
             "zone).",
         )
         parser.add_argument("--filter", help="Only messages that this expression matches.")
-        parser.add_argument("--limit", type=int, help="At most so many messages.")
-        parser.add_argument("--follow", action="store_true", help="Go on waiting for what is published.")
-        parser.add_argument("--rate", type=float, help="At most so many messages a second.")
+        parser.add_argument("--limit", type=int, help="Maximum number of messages.")
+        parser.add_argument("--follow", action="store_true", help="Wait for new publications.")
+        parser.add_argument("--rate", type=float, help="Maximum messages per second.")
         parser.add_argument(
             "--bookmark-not-found",
             choices=["now", "epoch", "fail"],
             default="fail",
-            help="What a bookmark stands for that the journal does not have (default: fail).",
+            help="Start for a bookmark that the journal does not have (default: fail).",
         )
         where = parser.add_mutually_exclusive_group()
-        where.add_argument("--to", metavar="QUEUE", help="Send them into this queue (label or table).")
+        where.add_argument("--to", metavar="QUEUE", help="Insert the messages into this queue (label or table).")
         where.add_argument("--json", action="store_true", help="One JSON object per line.")
-        parser.add_argument("--database", help="Whose journal (default: where queueapp's tables are, or the queue's).")
+        parser.add_argument(
+            "--database", help="Database of the journal (default: the queue's, or that of queueapp's tables)."
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["limit"] is not None and options["limit"] < 1:
@@ -88,9 +90,9 @@ filter and its other options are now, in transactions of 500; if it is interrupt
     def _print(self, entries: Iterable[Entry], as_json: bool) -> None:
         for entry in entries:
             if as_json:
-                self.write_json(in_json(entry))
+                self.write_json(entry_as_json(entry))
             else:
-                self.stdout.write(in_words(entry))
+                self.stdout.write(as_line(entry))
             self.stdout.flush()
 
     def _send(self, queue: Any, reading: Replay, entries: Iterator[Entry]) -> None:
@@ -98,8 +100,8 @@ filter and its other options are now, in transactions of 500; if it is interrupt
         last = None
 
         def stopped(sent: int) -> str:
-            on = f" Go on with --since {last}." if last is not None else ""
-            return f"{sent} messages were put into {queue._meta.label}.{on}"
+            on = f" Continue with --since {last}." if last is not None else ""
+            return f"{sent} messages were inserted into {queue._meta.label}.{on}"
 
         with self.counting("messages", stopped) as progress:
             while some := list(islice(entries, BATCH if not reading.follows else 1)):
@@ -110,10 +112,10 @@ filter and its other options are now, in transactions of 500; if it is interrupt
                         sent = insert(queue, connections[alias], wanted)
                 last = some[-1].bookmark
                 progress.at(progress.count + sent)
-        self.stdout.write(f"{progress.count} messages were put into {queue._meta.label}.")
+        self.stdout.write(f"{progress.count} messages were inserted into {queue._meta.label}.")
 
 
-def in_words(entry: Entry) -> str:
+def as_line(entry: Entry) -> str:
     """An entry as a line."""
     try:
         kind = entry.type_name
@@ -124,7 +126,7 @@ def in_words(entry: Entry) -> str:
     return "  ".join(filter(None, [*shown, in_one_line(kind, SHOWN), in_one_line(body, SHOWN)]))
 
 
-def in_json(entry: Entry) -> dict[str, Any]:
+def entry_as_json(entry: Entry) -> dict[str, Any]:
     """An entry for scripts."""
     record = entry.record
     try:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from ... import registry
 from ...errors import QueueNotFound
 from ...failures import requeue_poison
-from ..base_command import OperatorCommand
+from ..base_command import OperatorCommand, counted
 from .listpoison import add_selection, selected
 
 
@@ -18,9 +18,9 @@ class Command(OperatorCommand):
     """Requeue poison messages."""
 
     help = (
-        "Put poison messages back into the queue they came from (or --to another), in batches of one transaction each. "
-        "Name them by number, or choose by --queue, --group, --consumer, or take --all. Counts are reset, so they get all "
-        "their attempts; with --keep-counts they get one."
+        "Put poison messages back into the queue that they came from (or --to another), in batches of one transaction each. Select them "
+        "by number, --queue, --group or --consumer, or with --all. Counts are reset, so they get all their attempts; with --keep-counts "
+        "they get one."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -29,13 +29,13 @@ class Command(OperatorCommand):
         add_selection(parser)
         parser.add_argument("--to", help="Another queue (label or table).")
         parser.add_argument("--keep-counts", action="store_true", help="Keep deliveries and history: one more attempt.")
-        parser.add_argument("--dry-run", action="store_true", help="Only say how many would be requeued.")
+        parser.add_argument("--dry-run", action="store_true", help="Only print how many would be requeued.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = options["number"] or options["queue"] or options["group"] or options["consumer"]
         rows = selected(options)
         if bool(chosen) == options["all"]:
-            raise CommandError("Name messages by number, --queue, --group or --consumer, or take --all.")
+            raise CommandError("Select messages by number, --queue, --group or --consumer, or use --all.")
         found: set[int] = set()
         missing: list[int] = []
         if options["number"]:
@@ -59,8 +59,8 @@ class Command(OperatorCommand):
                 f"No unresolved poison message of those chosen has the number {', '.join(map(str, missing))} (see listpoison)."
             )
         if done < len(found):
-            raise CommandError(f"{len(found) - done} of those chosen went elsewhere meanwhile (see listpoison).")
+            raise CommandError(f"{counted(len(found) - done, 'selected message')} changed meanwhile (see listpoison).")
 
 
 def _stopped(done: int) -> str:
-    return f"{done} poison messages were requeued, the others are where they were."
+    return f"{done} poison messages were requeued, the others are unchanged."

@@ -1,4 +1,4 @@
-"""``manage.py resumequeue``: the reverse of ``pausequeue``."""
+"""``manage.py resumequeue``: undo ``pausequeue``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from .pausequeue import Command as PauseCommand
 class Command(PauseCommand):
     """Resume queues."""
 
-    help = "Resume queues that were paused. Seen by the workers within one peek delay."
+    help = "Resume paused queues. Workers receive from them within one peek delay."
     change = staticmethod(control.resume)
     done, already = "resumed", "was not paused"

@@ -1,4 +1,4 @@
-"""``manage.py setqueue``: options of a queue, set at run time in place of what is declared."""
+"""``manage.py setqueue``: set options of a queue at run time, in place of the declared ones."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from ...operations import control
 from ...sending.validation import alias_of
 from ..base_command import OperatorCommand
 
-#: What says that an option is to be as it is declared again.
+#: The value that restores the declared option.
 NONE = "none"
 
 
 class Command(OperatorCommand):
-    """Set, show and take back what is in force in place of ``class Delivery``."""
+    """Set, show and reset the options of a queue."""
 
     help = (
-        "Set options of a queue without a deploy, within the bounds of their declaration; none: as it is declared again. Seen by "
-        "workers within one peek delay, by other processes that receive within some seconds. Without an option: show what "
-        "is in force."
+        "Set options of a queue without a deploy, within the bounds of their declaration; none: back to the declared value. Workers apply "
+        "them within one peek delay, other processes that receive within some seconds. Without an option: show the present values."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -45,7 +44,7 @@ class Command(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         queue = registry.queues.find(options["queue"])
         given = {name: options[name] for name in control.settable_options() if options[name] is not None}
-        # All of them are looked at before the first is set.
+        # Check all values before the first is set.
         values = {name: _read(name, text) for name, text in given.items()}
         try:
             for name, value in values.items():
@@ -55,12 +54,12 @@ class Command(OperatorCommand):
         label = queue._meta.label
         for name, value in values.items():
             changed = control.set_option(queue, name, value)
-            said = "as declared" if value is None else value
-            self.stdout.write(f"{label}: {name} is {said}{'' if changed else ', as before'}.")
+            shown = "as declared" if value is None else value
+            self.stdout.write(f"{label}: {name} is {shown}{'' if changed else ', as before'}.")
         if not values:
             alias = alias_of(queue)
             if router.allow_migrate_model(alias, QueueControl):
-                overrides.reload(alias)  # what cannot be read is an error here, and not "as declared"
+                overrides.reload(alias)  # raises if the values cannot be read
             for name in control.settable_options():
                 found = overrides.effective_value(queue, name, alias)
                 self.stdout.write(f"{label}: {name} is {'not set' if found is None else found}.")
@@ -74,7 +73,7 @@ def _read(name: str, text: str) -> Any:
     found: timedelta | int | None
     if option.kind is timedelta:
         try:
-            # A bare number is one of seconds, as everywhere on the command line.
+            # A bare number is a number of seconds, as everywhere on the command line.
             found = timedelta(seconds=float(text)) if _is_number(text) else parse_duration(text)
         except (ValueError, OverflowError):
             found = None

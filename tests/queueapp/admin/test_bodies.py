@@ -38,7 +38,7 @@ def sees(client: Client, message: DelayedMessage | PoisonMessage) -> bool:
     shown = b"8601 1117 947" in page.content  # four digits alone are in some ids
     assert (download.status_code, SECRET in download.content) == ((200, True) if shown else (403, False))
     if not shown:
-        assert "30 B. It is shown to whoever may view the messages of" in page.content.decode()
+        assert "30 B. Only users who may view the messages of" in page.content.decode()
     return shown
 
 

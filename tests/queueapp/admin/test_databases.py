@@ -205,7 +205,7 @@ def test_the_form_of_a_queues_concurrency_has_what_is_set_where_the_queue_is(ope
     ):
         QueueControl.objects.using(alias).create(queue=queue, concurrency=tasks)
     asked = operator.post(url(QueueControl, "concurrency", "testapp.Urgent")).content.decode()
-    assert 'name="tasks" value="5"' in asked
+    assert 'name="receivers" value="5"' in asked
 
 
 # -- a database that does not answer -------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_one_that_was_dispatched_meanwhile_is_left_alone(operator: Client, numbe
     data = {"action": "delete_selected", "_selected_action": numbers, "confirmed": "yes"}
     DelayedMessage.objects.filter(pk=numbers[0]).delete()
     assert notes(operator.post(url(DelayedMessage), data, follow=True)) == [
-        "2 messages cancelled. 1 message left alone: dispatched or cancelled meanwhile."
+        "2 messages cancelled. 1 message skipped: dispatched or cancelled meanwhile."
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_list_that_is_not_all_of_them_says_who_keeps_the_others(operator: Clie
 
     assert not response.context["cl"].result_count
     (note,) = notes(response)
-    assert "kept by tests.queueapp.delayed.stores.WholeStore and not in this list" in note
+    assert "in the store tests.queueapp.delayed.stores.WholeStore, not in this list" in note
     overview = operator.get(url(QueueControl)).context["lines"]
     (line,) = [one["row"] for one in overview if one["row"].label == "testapp.Leased"]
     assert line.delayed == "1", "the overview asks the store"

@@ -91,7 +91,7 @@ def test_a_body_that_no_form_gives_back_is_not_offered_and_goes_as_it_is(operato
 
     page = operator.get(url(PoisonMessage, "edit", number))
     assert "body" not in page.context["form"].fields
-    assert "The body goes as it is" in page.content.decode()
+    assert "The body is sent unchanged" in page.content.decode()
     edit(operator, number, headers='{"a":"c"}')
 
     assert Leased.objects.get().body == body
@@ -132,8 +132,8 @@ def test_one_that_somebody_else_dealt_with_is_said(operator: Client) -> None:
 
     response = operator.post(address, {"headers": "{}", "body": "{}"}, follow=True)
 
-    assert notes(response) == [f"Message {number} is not unresolved any more."]
-    assert "is not here any more" in notes(operator.get(url(PoisonMessage, "edit", number + 1), follow=True))[0]
+    assert notes(response) == [f"Message {number} is no longer unresolved."]
+    assert "is gone" in notes(operator.get(url(PoisonMessage, "edit", number + 1), follow=True))[0]
 
 
 def test_editing_has_a_permission_of_its_own(staff: Callable[..., Client]) -> None:

@@ -117,7 +117,7 @@ def test_the_command_erases_and_does_not_log_whom(caplog: pytest.LogCaptureFixtu
 
     assert out.getvalue() == "default: 1 key destroyed.\n"
     assert readable() == ["erased"]
-    assert "1 keys of subjects were destroyed in database 'default'." in caplog.text
+    assert "Destroyed 1 encryption key of a subject in database 'default'." in caplog.text
     assert "ada" not in caplog.text
     with pytest.raises(CommandError, match=r"'ada' has no key\. Nothing was done\."):
         call_command("erasesubject", "ada", "--yes")
@@ -126,7 +126,7 @@ def test_the_command_erases_and_does_not_log_whom(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ada"], "There is no terminal to ask at: say --yes if it is meant"),
+        (["ada"], "There is no terminal for the confirmation: pass --yes"),
         (["ada", "--yes", "--database", "nowhere"], "database = 'nowhere' is not accepted: it must be one that has queues"),
         (["", "--yes"], "subject = '' is not accepted"),
         (["a" * 201, "--yes"], "is not accepted: it must be a text of 1 to 200 characters"),

@@ -36,7 +36,13 @@ def listed(client: Client, query: str = "") -> list[int]:
 def test_list_has_the_newest_first_and_says_who_took_it(operator: Client, entries: list[int]) -> None:
     assert listed(operator) == entries[::-1]
     text = operator.get(url(JournalEntry)).content.decode()
-    for expected in ("journaled.orders", "testapp.Recovered", "testapp.Deep", "(as it has room)", "shop.Order"):
+    for expected in (
+        "journaled.orders",
+        "testapp.Recovered",
+        "testapp.Deep",
+        "(when the queue has capacity)",
+        "shop.Order",
+    ):
         assert expected in text
     assert "<script>alert" not in text
     assert 'name="action"' not in text, "there is nothing to be done to an entry"
@@ -82,7 +88,7 @@ def test_body_is_shown_to_whoever_may_view_its_queues(staff: Callable[..., Clien
         staff("queueapp.view_journalentry", *some) for some in ([], ["testapp.view_recovered", "testapp.view_wide"])
     )
     taken = url(JournalEntry, "change", entries[0])
-    assert "It is shown to whoever may view the messages of" in one.get(taken).content.decode()
+    assert "Only users who may view the messages of" in one.get(taken).content.decode()
     assert one.get(url(JournalEntry, "body", entries[0])).status_code == 403
     assert "&quot;n&quot;: 1" in all_queues.get(taken).content.decode()
     assert one.get(url(JournalEntry, "body", entries[2])).status_code == 200, "it was for no queue"

@@ -129,7 +129,7 @@ def test_a_filter_looks_at_one_window_and_leads_on_to_the_next(operator: Client,
         address = url(Leased) + cl.further
     assert (found, windows) == ([middle.pk], 16)
     text = operator.get(url(Leased) + "?delivered=yes").content.decode()
-    assert "This filter has looked at 5000 messages" in text
+    assert "This filter has read 5000 messages" in text
 
 
 def test_the_list_goes_on_behind_its_deepest_page(operator: Client, middle: Leased) -> None:

@@ -99,7 +99,7 @@ def test_delete_page_of_one_message_asks_and_leads_through_the_operation(operato
 
 def test_delete_leaves_the_leased_one_and_says_so(operator: Client, seqs: list[int]) -> None:
     response = operate(operator, Leased, "delete_selected", *seqs)
-    assert notes(response) == ["3 messages deleted. 1 message left alone: leased, being received, or no longer there."]
+    assert notes(response) == ["3 messages deleted. 1 message skipped: leased, locked by a receiver, or gone."]
     assert left() == seqs[3:]
 
 
@@ -110,7 +110,7 @@ def test_release_lease_frees_the_leased_one(operator: Client, seqs: list[int]) -
 
 
 def test_stop_its_handler_asks_the_live_workers_of_the_queue(operator: Client, seqs: list[int]) -> None:
-    alone = "1 message left alone: no longer there, or without a live worker."
+    alone = "1 message skipped: gone, or without a live worker."
     assert alone in notes(operate(operator, Leased, "stop_handler", seqs[3]))[0]
     Subscriber.objects.create(
         queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1)
@@ -125,7 +125,7 @@ def test_move_to_poison_names_who_did_it(operator: Client, seqs: list[int]) -> N
     assert notes(operate(operator, Leased, "move_to_poison", *seqs[:2])) == ["2 messages moved to poison."]
     assert left() == seqs[2:]
     assert set(PoisonMessage.objects.values_list("queue", "reason")) == {
-        ("testapp.Leased", "moved by hand by operator")
+        ("testapp.Leased", "moved to poison by operator")
     }
 
 
@@ -164,7 +164,9 @@ def test_an_operation_stops_when_its_time_is_over_and_says_so(
     monkeypatch.setattr(operations, "TIME", timedelta(0))
     Transactional.send_many({"n": n} for n in range(20))
     response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
-    assert notes(response) == ["7 messages deleted. Stopped after 0 seconds; there are more: do it again for the rest."]
+    assert notes(response) == [
+        "7 messages deleted. Stopped after 0 seconds; there are more messages: repeat the operation for the rest."
+    ]
     assert len(left(Transactional)) == 13
 
 
@@ -185,7 +187,7 @@ def test_an_operation_that_the_database_stops_is_logged_and_told_as_far_as_it_we
     Transactional.send_many({"n": n} for n in range(20))
     response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
     assert notes(response) == [
-        "7 messages deleted. Stopped by the database (OperationalError): do it again for the rest."
+        "7 messages deleted. Stopped by the database (OperationalError): repeat the operation for the rest."
     ]
     assert len(left(Transactional)) == 13
     assert LogEntry.objects.get().object_repr == "7 messages"

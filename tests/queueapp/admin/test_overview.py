@@ -99,7 +99,7 @@ def test_a_missing_table_is_a_note_and_the_other_queues_are_shown(operator: Clie
         cursor.execute("ALTER TABLE testapp_short RENAME TO elsewhere")
     found = line(operator, "testapp.Short")
     assert found.note.startswith("messages: the table does not exist, or lacks a column: ")
-    assert found.note.endswith("; `manage.py migrate` makes it")
+    assert found.note.endswith("; `manage.py migrate` creates it")
     assert "migrate" not in line(operator, "testapp.ForeignPostgres").note, "it is not ours to make"
     assert (found.waiting, found.leased, found.oldest, found.delayed, found.poison) == (
         UNKNOWN,

@@ -134,7 +134,7 @@ def test_requeue_starts_counting_anew_or_leaves_one_more_attempt(operator: Clien
 def test_requeue_asks_for_the_counts_and_refuses_nonsense(operator: Client) -> None:
     numbers = poison()
     data = {"action": "requeue", "_selected_action": numbers}
-    assert "Start anew" in operator.post(url(PoisonMessage), data).content.decode()
+    assert "Reset: all attempts" in operator.post(url(PoisonMessage), data).content.decode()
     for counts in ({}, {"counts": "all"}):
         asked_again = operator.post(url(PoisonMessage), {**data, **counts, "confirmed": "yes"})
         assert asked_again.status_code == 200
@@ -169,8 +169,8 @@ def test_requeue_of_a_whole_queue_through_the_filter(operator: Client) -> None:
 def test_messages_whose_queue_is_no_more_stay_and_do_not_hold_up_the_others(operator: Client) -> None:
     gone = poison(2, queue="gone.Queue")
     response = operate(operator, PoisonMessage, "requeue", *gone, *poison(3), counts="reset")
-    assert "2 messages of gone.Queue left here: no such queue." in notes(response)[0]
-    assert notes(response)[1].startswith("3 messages requeued. 2 messages left alone")
+    assert "2 messages of gone.Queue not requeued: no such queue." in notes(response)[0]
+    assert notes(response)[1].startswith("3 messages requeued. 2 messages skipped")
     assert listed(operator) == gone[::-1]
     assert Leased.objects.count() == 3
 
@@ -178,7 +178,7 @@ def test_messages_whose_queue_is_no_more_stay_and_do_not_hold_up_the_others(oper
 def test_archived_messages_are_not_requeued(operator: Client) -> None:
     numbers = poison(status=ARCHIVED)
     response = operate(operator, PoisonMessage, "requeue", *numbers, query="?status=archived", counts="reset")
-    assert notes(response)[0].startswith("0 messages requeued. 1 message left alone")
+    assert notes(response)[0].startswith("0 messages requeued. 1 message skipped")
     assert not Leased.objects.exists()
 
 

@@ -232,7 +232,7 @@ def test_a_message_that_is_gone_leads_back_to_the_list(operator: Client) -> None
     for key in ("99", "0", "-1", "x", "9" * 30):
         response = operator.get(url(Leased, "change", key), follow=True)
         assert response.redirect_chain[0][0] == url(Leased)
-        assert "is not here any more" in notes(response)[0]
+        assert "is gone" in notes(response)[0]
     assert operator.get(url(Leased, "body", 99)).status_code == 404
 
 

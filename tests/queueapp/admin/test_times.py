@@ -35,10 +35,10 @@ def in_oslo(settings: Any) -> None:
     ],
 )
 def test_the_time_of_a_failed_attempt(operator: Client, told: Any, shown: str) -> None:
-    assert shown in display.told_moment(told)
+    assert shown in display.moment_of_text(told)
     (number,) = poison(failures=json.dumps([{"at": told, "attempt": 1, "exception": "E", "verdict": "RetryNow"}]))
     page = operator.get(url(PoisonMessage, "change", number)).content.decode()
-    assert f'data-label="At">{display.told_moment(told)}</td>' in page
+    assert f'data-label="At">{display.moment_of_text(told)}</td>' in page
     assert 'data-label="Then">retried at once</td>' in page
 
 

@@ -91,7 +91,7 @@ def changed(response: HttpResponse) -> tuple[int, int]:
     """(done, left alone) of one operation, as its operator was told."""
     assert response.status_code == 200
     (told,) = notes(response)
-    found = re.fullmatch(r"(\d) messages? \w+(?: \w+)?\.(?: (\d) messages? left alone: .+\.)?", told)
+    found = re.fullmatch(r"(\d) messages? \w+(?: \w+)?\.(?: (\d) messages? skipped: .+\.)?", told)
     assert found, told
     return int(found[1]), int(found[2] or 0)
 
@@ -122,7 +122,7 @@ def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, 
     with somebody_else(lambda: requeue_poison.requeue(poison_archive.find([number]))):
         answer = press(both[0], PoisonMessage, "requeue", number)
     assert notes(answer) == [
-        "0 messages requeued. 1 message left alone: archived, requeued or deleted meanwhile, or their queue is no more."
+        "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not exist any more."
     ]
     assert Leased.objects.count() == 1
 
@@ -133,13 +133,13 @@ def test_who_asks_about_a_message_that_is_gone_by_then_is_told_and_not_asked(bot
     data = {"action": "requeue", "_selected_action": [gone]}
     answer = both[0].post(url(PoisonMessage), data, follow=True)
     assert notes(answer) == [
-        "0 messages requeued. 1 message left alone: archived, requeued or deleted meanwhile, or their queue is no more."
+        "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not exist any more."
     ]
     asked = both[0].post(url(PoisonMessage), {"action": "requeue", "_selected_action": [gone, left]})
     assert "Requeue 1 message?" in asked.content.decode()
     assert changed(press(both[0], PoisonMessage, "requeue", gone, left)) == (1, 1)
     page = both[1].get(url(PoisonMessage, "change", gone), follow=True)
-    assert notes(page) == [f"Message {gone} is not here any more: it was handled, moved or deleted."]
+    assert notes(page) == [f"Message {gone} is gone: it was handled, moved or deleted."]
 
 
 def test_requeued_here_and_elsewhere_it_goes_to_one_of_the_two(both: tuple[Client, Client]) -> None:
@@ -160,7 +160,7 @@ def test_requeued_here_and_elsewhere_it_goes_to_one_of_the_two(both: tuple[Clien
     assert not PoisonMessage.objects.exists()
 
 
-def test_requeuepoison_says_of_what_a_colleague_has_in_hand_that_it_went_elsewhere() -> None:
+def test_requeuepoison_says_of_what_another_operator_has_changed_that_it_changed() -> None:
     theirs, ours = buried(2)
     with (
         somebody_else(lambda: requeue_poison.requeue(poison_archive.find([theirs]), to=Urgent)),
@@ -179,7 +179,7 @@ def test_edited_and_requeued_at_once_one_copy_goes(both: tuple[Client, Client]) 
         )
         (told,) = notes(edited)
         if changed(requeued) == (1, 0):
-            assert re.search(f"{number} is (gone|not unresolved any more|not here any more)", told)
+            assert re.search(f"{number} is (gone|no longer unresolved)", told)
         else:
             assert told.startswith("The edited message was requeued as")
     assert Leased.objects.count() == 3
@@ -235,7 +235,7 @@ def test_a_waiting_message_that_both_take_away_goes_one_way(both: tuple[Client, 
         )
         told = [notes(answer)[0] for answer in answers]
         assert sum(one.startswith("1 message ") for one in told) == 1, told
-        assert sum("1 message left alone" in one for one in told) == 1, told
+        assert sum("1 message skipped" in one for one in told) == 1, told
     assert not Leased.objects.exists()
 
 

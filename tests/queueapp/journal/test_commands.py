@@ -86,7 +86,7 @@ def test_replay_prints_what_matches_a_filter(here: Server) -> None:
 def test_replay_into_a_queue_puts_copies_in(here: Server) -> None:
     put(here, TOPIC, 1, 2)
 
-    assert run("replay", TOPIC, "--to", "testapp.Recovered") == "2 messages were put into testapp.Recovered.\n"
+    assert run("replay", TOPIC, "--to", "testapp.Recovered") == "2 messages were inserted into testapp.Recovered.\n"
     assert numbers(here, Recovered) == [1, 2, 1, 2]
     ids = Recovered.objects.using(here.alias).values_list("id", flat=True)
     assert len(set(ids)) == 2
@@ -126,7 +126,7 @@ def test_rebuildqueue_fills_what_never_entered(here: Server, delivery: Any) -> N
     take(here, Recovered, 1)
     delivery(Recovered, filter="/n > 1")
 
-    text = "1 messages were put into testapp.Recovered; 2 entries were looked at.\n"
+    text = "1 messages were inserted into testapp.Recovered; 2 entries were read.\n"
     assert run("rebuildqueue", "testapp.Recovered") == text
     assert numbers(here, Recovered) == [2]
     assert json.loads(run("rebuildqueue", "testapp.Recovered", "--json"))["copied"] == 0
@@ -141,7 +141,7 @@ def test_rebuildqueue_from_a_point_leaves_what_is_before(here: Server, delivery:
     third = str(JournalEntry.objects.using(here.alias).order_by("seq")[2].seq)
 
     found = json.loads(run("rebuildqueue", "testapp.Recovered", "--from", third, "--json"))
-    assert found == {"queue": "testapp.Recovered", "read": 1, "copied": 1, "left": 0}
+    assert found == {"queue": "testapp.Recovered", "read": 1, "copied": 1, "remaining": 0}
     assert numbers(here, Recovered) == [3]
 
 
@@ -169,7 +169,7 @@ def test_rebuildqueue_again_puts_in_what_is_no_longer_there_and_doubles_nothing_
 
 def test_rebuildqueue_again_asks_first(here: Server) -> None:
     put(here, TOPIC, 1)
-    with pytest.raises(CommandError, match="There is no terminal to ask at: say --yes"):
+    with pytest.raises(CommandError, match="There is no terminal for the confirmation: pass --yes"):
         run("rebuildqueue", "testapp.Recovered", "--again")
 
 
@@ -177,9 +177,7 @@ def test_rebuildqueue_of_a_queue_with_target_queue_depth_fills_what_it_has_room_
     put(here, "journaled.deep", *range(1200))
 
     text = run("rebuildqueue", "testapp.Deep")
-    assert (
-        text == "1000 messages were put into testapp.Deep; 1000 entries were looked at. 200 more wait in the journal.\n"
-    )
+    assert text == "1000 messages were inserted into testapp.Deep; 1000 entries were read. 200 more in the journal.\n"
     with pytest.raises(CommandError, match="target_queue_depth = 1000 is not accepted"):
         run("rebuildqueue", "testapp.Deep", "--again", "--yes")
     assert Deep.objects.using(here.alias).count() == 1000

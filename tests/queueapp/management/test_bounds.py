@@ -73,7 +73,7 @@ def test_of_several_queues_none_is_paused_when_one_is_none() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--all", "7"], ["--all", "--queue", "testapp.Leased"]])
 def test_a_requeue_of_nothing_or_of_two_things_is_refused(arguments: list[str]) -> None:
     bury()
-    with pytest.raises(CommandError, match="Name messages by number, --queue, --group or --consumer, or take --all"):
+    with pytest.raises(CommandError, match="Select messages by number, --queue, --group or --consumer, or use --all"):
         call_command("requeuepoison", *arguments)
     assert PoisonMessage.objects.count() == 1
 
@@ -129,7 +129,7 @@ class Terminal(StringIO):
 @pytest.mark.parametrize(
     ("command", "said", "left"),
     [
-        (["requeuepoison", "--all"], "Stopped; 2 poison messages were requeued, the others are where they were", (5, 1, 3)),
+        (["requeuepoison", "--all"], "Stopped; 2 poison messages were requeued, the others are unchanged", (5, 1, 3)),
         (["purgequeue", "testapp.Leased", "--yes"], r"Stopped; 2 messages of testapp\.Leased were deleted", (1, 3, 3)),
         (["movedelayed", "gone.Shop", "testapp.Leased"], r"Stopped; 2 delayed messages go to testapp\.Leased now", (3, 3, 1)),
         (["movemessages", "testapp.Leased", "--type", "", "--poison"], "Stopped; 2 messages without a type", (1, 5, 3)),
@@ -139,10 +139,10 @@ def test_a_long_command_that_is_interrupted_says_how_far_it_came(
     monkeypatch: pytest.MonkeyPatch, command: list[str], said: str, left: tuple[int, int, int]
 ) -> None:
     for place in (
-        "poison.requeueing.BATCH",
+        "failures.requeue_poison.BATCH",
         "management.commands.purgequeue.BATCH",
         "management.commands.movedelayed.BATCH",
-        "operating.moving.BATCH",
+        "operations.move_messages.BATCH",
     ):
         monkeypatch.setattr(f"queueapp.{place}", 2)
     for _ in range(3):

@@ -170,7 +170,7 @@ def test_figures_that_were_interrupted_are_a_success_only_if_they_were_watched(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("queueapp.management.commands.queuestats.figures", interrupted)
+    monkeypatch.setattr("queueapp.management.commands.queuestats.queue_stats", interrupted)
     if watch:
         call_command("queuestats", watch=True)
         return
@@ -182,7 +182,7 @@ def test_figures_that_were_interrupted_are_a_success_only_if_they_were_watched(
 def test_a_question_without_a_standard_input_at_all(environment: Environment) -> None:
     done = shell("manage purgequeue testapp.Leased <&-", environment)
 
-    assert done.stderr.startswith("CommandError: There is no terminal to ask at")
+    assert done.stderr.startswith("CommandError: There is no terminal for the confirmation")
     assert done.returncode == 1
 
 

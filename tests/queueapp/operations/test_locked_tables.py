@@ -46,8 +46,8 @@ def test_figures_of_a_locked_table_are_unknown_and_the_others_are_there() -> Non
         seconds = monotonic() - started
 
     assert (leased.waiting, urgent.waiting) == (None, 1)
-    assert "somebody has the table locked" in leased.error
-    assert any("somebody has the table locked" in one for one in found.problems)
+    assert "the table is locked" in leased.error
+    assert any("the table is locked" in one for one in found.problems)
     assert seconds < 20, "ALTER TABLE may take an hour"
     assert queue_stats([Leased])[0].waiting == 0
 

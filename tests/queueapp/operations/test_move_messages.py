@@ -1,4 +1,4 @@
-"""What nobody takes is moved by its type: to another queue whole, or to poison, and what somebody has in hand is left alone."""
+"""What nobody takes is moved by its type: to another queue whole, or to poison, and what somebody has in flight is left alone."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_they_become_poison_with_a_reason_and_can_come_back() -> None:
 
     assert said == f"3 messages of type '{STRANGE}' of testapp.Leased went to poison.\n"
     assert set(PoisonMessage.objects.values_list("queue", "message_type", "reason")) == {
-        ("testapp.Leased", STRANGE, f"set aside by hand: nobody takes {STRANGE}")
+        ("testapp.Leased", STRANGE, f"moved by an operator: no consumer for {STRANGE}")
     }
     assert told == sent
     assert requeue_poison.requeue(PoisonMessage.objects.all()) == 3
@@ -123,7 +123,7 @@ def test_they_become_poison_with_a_reason_and_can_come_back() -> None:
 
 
 @pytest.mark.parametrize("where", [["--to", "testapp.Transactional"], ["--poison"]])
-def test_what_somebody_has_in_hand_stays_and_is_told(where: list[str]) -> None:
+def test_what_somebody_has_progress_stays_and_is_told(where: list[str]) -> None:
     sent = strange(Leased, 4)
     Leased.objects.filter(id=sent[0]).update(lease_token=uuid.uuid4(), lease_expires=Now() + timedelta(hours=1))
     Leased.objects.filter(id=sent[1]).update(lease_token=uuid.uuid4(), lease_expires=Now() - timedelta(hours=1))
@@ -131,7 +131,7 @@ def test_what_somebody_has_in_hand_stays_and_is_told(where: list[str]) -> None:
     said = command("testapp.Leased", "--type", STRANGE, *where)
 
     assert said.startswith("3 messages of type")
-    assert said.endswith("; 1 that somebody has in hand stay.\n")
+    assert said.endswith("; 1 in flight stay.\n")
     assert list(Leased.objects.filter(headers__contains="Strange").values_list("id", flat=True)) == [sent[0]]
 
 

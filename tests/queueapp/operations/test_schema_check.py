@@ -33,7 +33,7 @@ def test_all_tables_that_lack_something_are_named_and_the_callers_transaction_go
         assert not Leased.objects.filter(pk=-1).only("seq").exists()
 
     assert [one.partition(" (")[0] for one in found] == [
-        "what testapp_leased has by now", "what testapp_transactional has by now",
+        "columns of testapp_leased", "columns of testapp_transactional",
     ]  # fmt: skip
 
 

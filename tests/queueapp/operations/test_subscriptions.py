@@ -112,7 +112,7 @@ def test_migrate_writes_those_of_its_database() -> None:
 
 def test_the_command_writes_them_and_those_of_scripts() -> None:
     have("one")
-    assert run("registerconsumers") == "1 new subscriptions.\n"
+    assert run("registerconsumers") == "1 new subscription.\n"
     assert run("registerconsumers", LABEL, "reports", type=KIND) == "reports subscribes.\n"
     assert run("registerconsumers", LABEL, "reports", type=KIND) == "reports subscribed already.\n"
 
@@ -123,7 +123,7 @@ def test_the_command_writes_them_and_those_of_scripts() -> None:
         run("registerconsumers", Leased._meta.label, "reports")
     with pytest.raises(InvalidOption, match="1 to 200 characters"):
         subscriptions.subscribe(Addressed, "x" * 201)
-    with pytest.raises(CommandError, match="--type goes with"):
+    with pytest.raises(CommandError, match="--type needs"):
         run("registerconsumers", LABEL, type=KIND)
 
 
@@ -233,7 +233,7 @@ def test_a_consumer_is_removed_and_its_copies_stay() -> None:
     assert DelayedMessage.objects.filter(recipient="old").count() == 1
 
 
-def test_its_copies_are_purged_but_those_in_hand() -> None:
+def test_its_copies_are_purged_but_those_progress() -> None:
     waiting("old", "new")
     with Addressed.receive(recipient="old") as batch:
         assert len(batch) == 1
@@ -292,7 +292,7 @@ def test_copies_are_not_moved_to_who_is_no_consumer() -> None:
 @pytest.mark.parametrize("what", [{}, {"purge": True}, {"move_to": "new"}, {"rename_to": "new"}])
 def test_a_misspelt_consumer_is_refused_and_one_that_only_has_copies_is_not(what: dict[str, Any]) -> None:
     waiting("old", "new")
-    with pytest.raises(CommandError, match=r"has no consumer 'olld'.*Those that do: new, old\."):
+    with pytest.raises(CommandError, match=r"has no consumer 'olld'.*Subscribed: new, old\."):
         run("removeconsumer", LABEL, "olld", **what)
     assert Subscription.objects.count() == 2
 
@@ -335,7 +335,7 @@ def test_copies_are_purged_and_moved_and_consumers_removed_on_the_page(operator:
         late = operator.post(
             url(Subscription), {"action": "remove", "_selected_action": [old, new], **answer}, follow=True
         )
-        assert "Somebody else has dealt with it" in " ".join(str(one) for one in late.context["messages"])
+        assert "Another operator has handled them" in " ".join(str(one) for one in late.context["messages"])
 
 
 def test_a_message_without_a_name_for_its_queue_is_shown(operator: Client) -> None:  # noqa: F811

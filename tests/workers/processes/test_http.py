@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,7 +27,7 @@ from tests.testapp.models import Effect, Leased
 from tests.workers.trees import Tree, children_of
 from workers.management.startup import bind
 from workers.processes.background_query import CachedQuery
-from workers.processes.http import Endpoint, Request, parse_address
+from workers.processes.http import Endpoint, Reply, Request, parse_address
 from workers.processes.metrics import MetricsCollector
 from workers.processes.supervisor import Supervisor
 
@@ -197,7 +199,6 @@ def test_a_port_that_is_taken_is_a_line_before_anything_runs() -> None:
 
 
 def test_who_asks_does_not_wait_for_a_database_that_hangs() -> None:
-    import threading
 
     answers, began = threading.Event(), []
 
@@ -222,3 +223,66 @@ def test_an_answer_that_failed_is_none() -> None:
     started = time.monotonic()
     assert CachedQuery(read, timeout=DEADLINE)() is None
     assert time.monotonic() - started < DEADLINE
+
+
+def ask(address: str, path: str) -> int:
+    with urllib.request.urlopen(address + path, timeout=DEADLINE) as response:
+        return int(response.status)
+
+
+def test_liveness_answers_beside_a_thousand_idle_and_half_sent_connections() -> None:
+    endpoint = Endpoint("127.0.0.1", 0)
+    endpoint.start({"/healthz": lambda _: Reply(200, b"ok\n"), "/metrics": lambda _: Reply(200, b"m\n")}, ("/healthz",))
+    port = int(endpoint.address.rpartition(":")[2])
+    idle: list[socket.socket] = []
+    try:
+        for number in range(1000):
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE))
+            if number % 2:
+                idle[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+        started = time.monotonic()
+        assert ask(endpoint.address, "/healthz") == 200
+        assert ask(endpoint.address, "/metrics") == 200
+        assert time.monotonic() - started < 5
+    finally:
+        for one in idle:
+            one.close()
+        endpoint.close()
+
+
+def test_liveness_answers_while_all_other_requests_wait_for_a_database() -> None:
+    blocked = threading.Event()
+
+    def slow(_: Request) -> Reply:
+        blocked.wait(DEADLINE)
+        return Reply(200, b"late\n")
+
+    endpoint = Endpoint("127.0.0.1", 0)
+    endpoint.start({"/healthz": lambda _: Reply(200, b"ok\n"), "/readyz": slow}, ("/healthz",))
+    port = int(endpoint.address.rpartition(":")[2])
+    waiting = [socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) for _ in range(20)]
+    try:
+        for one in waiting:
+            one.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert ask(endpoint.address, "/healthz") == 200
+        blocked.set()
+        answers = sorted(one.recv(100).split()[1] for one in waiting)
+        assert answers == [b"200"] * 16 + [b"503"] * 4
+    finally:
+        for one in waiting:
+            one.close()
+        endpoint.close()
+
+
+@pytest.mark.parametrize("request_", [b"\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n", b"x" * 70_000])
+def test_a_malformed_request_is_refused_and_the_next_one_answered(request_: bytes) -> None:
+    endpoint = Endpoint("127.0.0.1", 0)
+    endpoint.start({"/healthz": lambda _: Reply(200, b"ok\n")}, ("/healthz",))
+    try:
+        port = int(endpoint.address.rpartition(":")[2])
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as one:
+            one.sendall(request_)
+            assert b" 200 " not in one.recv(1000)
+        assert ask(endpoint.address, "/healthz") == 200
+    finally:
+        endpoint.close()

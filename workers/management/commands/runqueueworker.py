@@ -180,7 +180,7 @@ class Command(OperatorCommand):
     def _require_rights(self, alias: str, queues: list[Any]) -> None:
         """Raise CommandError where the database user may not receive; warn about other missing privileges."""
         lacks = privileges.missing_privileges(alias, queues)
-        if any(lack.needed for lack in lacks):
-            raise CommandError(f"The queues cannot be received: {privileges.in_words(lacks)}", returncode=REFUSED)
+        if any(lack.required for lack in lacks):
+            raise CommandError(f"The queues cannot be received: {privileges.describe(lacks)}", returncode=REFUSED)
         for lack in lacks:
-            self.stderr.write(f"Warning: {privileges.in_words([lack])}")
+            self.stderr.write(f"Warning: {privileges.describe([lack])}")
