@@ -11,11 +11,20 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from pickle import PicklingError
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.app.task import Task
-from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    InvalidTaskError,
+    Reject,
+    Retry,
+    TaskRevokedError,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.worker import state
 from celery.worker.request import Request as CeleryRequest
 from celery.worker.request import Terminated
@@ -62,6 +71,21 @@ class TolerantRequest(CeleryRequest):
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             raise InvalidTaskError(note_refusal(message, wrong))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Celery derives a class per task, with this method of its own.
+        super().__init_subclass__(**kwargs)
+        if "execute_using_pool" in cls.__dict__:
+            cls.execute_using_pool = _guarded(cls.__dict__["execute_using_pool"])
+
+    def _refuse(self, pool: Any, error: Exception) -> None:
+        """Move the message of a task to poison that could not be sent to the pool."""
+        for job in list(getattr(getattr(pool, "_pool", None), "_cache", {}).values()):
+            if getattr(job, "correlation_id", None) == self.id:
+                job.discard()  # else a warm shutdown waits for it
+        state.task_ready(self)
+        note_refusal(self._message, f"{type(error).__name__}: {error}")
+        self.reject(requeue=False)
 
     def acknowledge(self) -> None:
         if self._requested_ends is None:
@@ -149,3 +173,20 @@ class TolerantRequest(CeleryRequest):
             retrying.with_retries(alias, store)
         except Error as error:
             log.error("Task %s[%s] failed, and its poison record could not be written: %s", self.name, self.id, error)
+
+
+def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """A task that cannot be sent to the pool, as one whose arguments cannot be pickled, becomes poison. Celery calls this from timers
+    as well (ETA, rate limit), outside of its error handling; after TaskRevokedError it frees the place in the pool."""
+
+    def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
+        try:
+            return execute(self, pool, **kwargs)
+        except (*SHAPE_ERRORS, PicklingError) as error:
+            if not isinstance(self._message, Delivered):
+                raise
+            log.exception("Task %s[%s] could not be sent to the pool; its message becomes poison.", self.name, self.id)
+            self._refuse(pool, error)
+            raise TaskRevokedError(self.id) from error
+
+    return execute_using_pool

@@ -65,11 +65,24 @@ def effects() -> list[str]:
     return list(Effect.objects.order_by("pk").values_list("name", flat=True))
 
 
+def _send_nested(task: Any, pool: str) -> None:
+    """Tasks whose arguments cannot be pickled for the processes of a pool: more of them than there are processes."""
+    if pool == "prefork":
+        nested: Any = []
+        for _ in range(900):
+            nested = [nested]
+        for _ in range(3):
+            task.delay(nested)
+        celeryapp.limited.delay(nested)
+        task.apply_async([nested], countdown=0.5)
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool: str) -> None:
     worker = start(pool)
 
     send_malformed()
+    _send_nested(celeryapp.record, pool)
     for number in range(50):
         celeryapp.record.delay(f"task {number}")
         celeryapp.record_late.delay(f"late {number}")
@@ -78,6 +91,10 @@ def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool:
     eventually(lambda: not BrokerQueue.objects.filter(recipient="celery").exists())
     assert len(set(effects())) == 100
     assert_kept()
+    if pool == "prefork":
+        too_deep = PoisonMessage.objects.filter(reason__contains="RecursionError")
+        eventually(lambda: too_deep.count() == 5)
+        assert worker.process.poll() is None
 
     # With gevent it says that it is ready before it listens; and a late answer to one question is what the next one gets.
     def answers(question: str) -> Any:
