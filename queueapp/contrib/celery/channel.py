@@ -26,7 +26,7 @@ from ...sql.claims import Claimed
 from ...sql.inserts import BrokerTables
 from . import poison, topology
 from .in_flight import LeasedMessage
-from .models import Binding, BrokerQueue, DeclaredQueue
+from .models import MAX_NAME_LENGTH, Binding, BrokerQueue, DeclaredQueue
 from .qos import Delivered, QoS, rejection_reason
 from .retrying import with_retries
 from .serialization import due_at, payload_of, row_for, row_to_route, until_due
@@ -188,6 +188,7 @@ class Channel(virtual.Channel):
         message["properties"].setdefault("delivery_info", {}).update(exchange=exchange, routing_key=routing_key)
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        topology.check_binding(exchange or "", routing_key or "")
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             self._put(routing_key, message)
@@ -246,6 +247,7 @@ class Channel(virtual.Channel):
     # -- consuming -------------------------------------------------------------------------------------------------
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
+        topology.check_name("queue", queue, MAX_NAME_LENGTH)
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
@@ -265,6 +267,7 @@ class Channel(virtual.Channel):
             self._transport.release_read_ahead(self, queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Delivered | None:
+        topology.check_name("queue", queue, MAX_NAME_LENGTH)
         for row, lease in self._transport.claim_now(self, [queue], 1):
             return self.received(row, lease, no_ack)
         return None

@@ -15,7 +15,7 @@ from ...errors import InvalidMessage, UndecodableMessage
 from ...messages import CONTENT_TYPE, TYPE, decode_headers, encode_headers, new_id
 from ...sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, SEQ, Claimed
 from ...sql.message_columns import Outgoing
-from .models import MAX_NAME_LENGTH
+from .models import MAX_ID_LENGTH, MAX_NAME_LENGTH
 
 #: The header with kombu's own fields of a message, as JSON.
 KOMBU = "kombu"
@@ -24,7 +24,7 @@ HIGHEST = 9
 _MAX_TYPE_LENGTH = 255
 _decode = msgspec.json.Decoder().decode
 #: Not msgspec's encoder: it writes times and the like as plain text, where kombu marks them with their type.
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 #: The key by which kombu's JSON marks values that plain JSON has no type for.
 _TYPE_MARK = "__type__"
 #: Properties of one publish or delivery, which are not stored.
@@ -65,12 +65,11 @@ def _row(message: Mapping[str, Any], queue: str, ttl_ms: int | None) -> Outgoing
         "headers": headers,
         "properties": {name: value for name, value in properties.items() if name not in _TRANSIENT_PROPERTIES},
     }
-    try:
-        inner = _encode(kept)
-    except (TypeError, ValueError):
-        inner = dumps(kept)
+    inner = _encoded(kept)
     task = headers.get("task")
-    stored = {TYPE: task[:_MAX_TYPE_LENGTH].replace("\0", "")} if isinstance(task, str) else {}
+    if isinstance(task, str):
+        _refuse_unusable(task, headers.get("id"))
+    stored = {TYPE: task[:_MAX_TYPE_LENGTH]} if isinstance(task, str) else {}
     kind = message.get("content-type")
     if kind:
         stored[CONTENT_TYPE] = str(kind)
@@ -84,6 +83,30 @@ def _row(message: Mapping[str, Any], queue: str, ttl_ms: int | None) -> Outgoing
         queue,
         priority_level(properties.get("priority")),
     )
+
+
+def _encoded(fields: dict[str, Any]) -> str:
+    """kombu's fields as JSON. Raises InvalidMessage for values that no worker could read: NaN, infinity and lone surrogates."""
+    try:
+        try:
+            text = _encode(fields)
+        except (TypeError, ValueError):
+            text = str(dumps(fields, allow_nan=False))
+        if "\\ud" in text:
+            _decode(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"The headers of the message are not accepted: {error}") from error
+    return text
+
+
+def _refuse_unusable(task: str, task_id: Any) -> None:
+    """Raise InvalidMessage for a task that no worker can run, or whose result cannot be stored."""
+    if "\0" in task:
+        raise InvalidMessage(f"The task name {task!r:.100} is not accepted: it has a NUL character.")
+    if isinstance(task_id, str) and (len(task_id) > MAX_ID_LENGTH or "\0" in task_id):
+        raise InvalidMessage(
+            f"The task id {task_id!r:.100} is not accepted: at most {MAX_ID_LENGTH} characters without NUL."
+        )
 
 
 def _identity(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> uuid.UUID:

@@ -65,6 +65,7 @@ def check_name(what: str, name: str, max_length: int) -> None:
 
 def exchange_kind(alias: str, name: str) -> str | None:
     """The kind of an exchange; None: it is not declared."""
+    check_name("exchange", name, MAX_NAME_LENGTH)
     return Exchange.objects.using(alias).filter(pk=name).values_list("kind", flat=True).first()
 
 
@@ -79,6 +80,7 @@ def declare_exchange(alias: str, name: str, kind: str) -> None:
 
 def delete_exchange(alias: str, name: str) -> None:
     """Delete an exchange and its bindings; the queues stay."""
+    check_name("exchange", name, MAX_NAME_LENGTH)
 
     def work() -> None:
         Binding.objects.using(alias).filter(exchange=name).delete()
@@ -127,6 +129,7 @@ def _positive(value: Any) -> int | None:
 
 def exists(alias: str, name: str) -> bool:
     """Whether a queue is declared and not expired."""
+    check_name("queue", name, MAX_NAME_LENGTH)
     return DeclaredQueue.objects.using(alias).filter(pk=name).filter(_alive()).exists()
 
 
@@ -174,6 +177,7 @@ def extend(alias: str, declarations: Iterable[Declaration]) -> set[str]:
 
 def delete(alias: str, name: str) -> int:
     """Delete a queue, its bindings and its messages, delayed ones included; returns the number of messages."""
+    check_name("queue", name, MAX_NAME_LENGTH)
     with transaction.atomic(using=alias):
         # Bindings first: from then on no message is routed into it.
         Binding.objects.using(alias).filter(queue=name).delete()
@@ -228,6 +232,7 @@ def delete_expired(alias: str) -> list[str]:
 
 def ready_messages(alias: str, name: str) -> Any:
     """The messages of a queue that a worker can claim."""
+    check_name("queue", name, MAX_NAME_LENGTH)
     free = Q(lease_expires=None) | Q(lease_expires__lt=Now())
     waiting = Q(expires=None) | Q(expires__gt=Now())
     return BrokerQueue.objects.using(alias).filter(free & waiting, recipient=name).order_by()
@@ -256,9 +261,16 @@ def purge(alias: str, name: str) -> int:
 # -- bindings ----------------------------------------------------------------------------------------------------------
 
 
+def check_binding(exchange: str, routing_key: str, queue: str = "") -> None:
+    """Raise InvalidMessage for names that no database stores."""
+    check_name("exchange", exchange, MAX_NAME_LENGTH)
+    check_name("routing key", routing_key, MAX_KEY_LENGTH)
+    check_name("queue", queue, MAX_NAME_LENGTH)
+
+
 def bind(alias: str, exchange: str, routing_key: str, queue: str) -> None:
     """Route messages with this key from an exchange into a queue."""
-    check_name("routing key", routing_key, MAX_KEY_LENGTH)
+    check_binding(exchange, routing_key, queue)
     columns: dict[str, Any] = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
     if not Binding.objects.using(alias).filter(**columns).exists():
         outside_transaction(alias, lambda: Binding.objects.using(alias).get_or_create(**columns))
@@ -266,6 +278,7 @@ def bind(alias: str, exchange: str, routing_key: str, queue: str) -> None:
 
 def unbind(alias: str, exchange: str, routing_key: str, queue: str) -> None:
     """Delete a binding."""
+    check_binding(exchange, routing_key, queue)
     rows = Binding.objects.using(alias).filter(exchange=exchange, routing_key=routing_key, queue=queue)
     outside_transaction(alias, rows.delete)
 

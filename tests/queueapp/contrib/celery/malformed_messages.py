@@ -7,7 +7,10 @@ from typing import Any
 
 import kombu
 
+from queueapp.contrib.celery.chords import is_id
 from queueapp.contrib.celery.models import BrokerQueue
+from queueapp.contrib.celery.serialization import KOMBU
+from queueapp.messages import CONTENT_TYPE, encode_headers
 from queueapp.models import PoisonMessage
 
 from . import celeryapp
@@ -58,9 +61,14 @@ MALFORMED: list[tuple[dict[str, Any], Any, str]] = [
 
 
 def send_malformed() -> None:
-    """Each of them, into the queue of the workers."""
+    """Each of them, into the queue of the workers. Ids that a publish refuses are written by SQL, as another program would."""
     with kombu.Connection("queueapp://") as conn:
         for headers, body, _ in MALFORMED:
+            if not is_id(headers.get("id", "")) and isinstance(headers["id"], str):
+                fields = json.dumps({"headers": headers, "properties": {}, "content-encoding": "utf-8"})
+                stored = encode_headers({KOMBU: fields, CONTENT_TYPE: "application/json"})
+                BrokerQueue.objects.create(recipient="celery", headers=stored, body=_bytes(body))
+                continue
             conn.Producer().publish(
                 _bytes(body),
                 routing_key="celery",

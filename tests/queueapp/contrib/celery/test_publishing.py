@@ -303,3 +303,53 @@ def test_options_of_other_transports_are_left_alone(alias: str) -> None:
     options = {"fanout_prefix": True, "priority_steps": [0, 3], "visibility_timeout": 3600, "max_retries": 3}
     with kombu.Connection(f"queueapp://{alias}", transport_options=options) as conn:
         assert conn.connect()
+
+
+NUL = "a\0b"
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ({"id": "x" * 600}, "task id"),
+        ({"id": NUL}, "task id"),
+        ({"task": NUL}, "task name"),
+        ({"x": float("nan")}, "headers"),
+        ({"x": [float("inf")]}, "headers"),
+        ({"x": "\ud83d"}, "headers"),
+        ({"x": datetime(2030, 1, 1), "y": float("nan")}, "headers"),
+    ],
+)
+def test_a_task_that_no_worker_could_run_is_refused(
+    conn: kombu.Connection, alias: str, headers: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidMessage, match=f"The {text} .*not accepted"):
+        conn.Producer().publish("x", routing_key="q", headers={"task": "shop.bill", "id": "1", **headers})
+
+    assert not rows(alias).exists()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda channel: channel.queue_declare(NUL),
+        lambda channel: channel.queue_declare(NUL, passive=True),
+        lambda channel: channel.queue_delete(NUL),
+        lambda channel: channel.queue_purge(NUL),
+        lambda channel: channel.queue_bind(NUL, "e", "k"),
+        lambda channel: channel.queue_bind("q", NUL, "k"),
+        lambda channel: channel.queue_bind("q", "e", NUL),
+        lambda channel: channel.queue_unbind("q", "e", NUL),
+        lambda channel: channel.exchange_declare(NUL),
+        lambda channel: channel.exchange_delete(NUL),
+        lambda channel: channel.basic_get(NUL),
+        lambda channel: channel.basic_consume(NUL, False, print, "tag"),
+        lambda channel: channel.connection.client.Producer().publish("x", routing_key=NUL),
+        lambda channel: channel.connection.client.Producer().publish("x", exchange="e", routing_key=NUL),
+        lambda channel: channel.connection.client.Producer().publish("x", exchange="e", routing_key="k" * 300),
+        lambda channel: channel.connection.client.Producer().publish("x", exchange=NUL, routing_key="k"),
+    ],
+)
+def test_a_name_that_no_database_stores_is_refused(conn: kombu.Connection, call: Any) -> None:
+    with conn.channel() as channel, pytest.raises(InvalidMessage, match="is not accepted"):
+        call(channel)
