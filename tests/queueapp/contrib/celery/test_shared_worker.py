@@ -198,7 +198,7 @@ def test_a_task_that_nobody_knows_is_kept_and_can_be_requeued(shared: Tree) -> N
     kept = PoisonMessage.objects.filter(queue=LABEL, message_type="tests.nowhere.gone")
     found = eventually(kept.first)
     assert found.message_type == "tests.nowhere.gone"
-    assert "knows no task 'tests.nowhere.gone'" in found.reason
+    assert "has no task 'tests.nowhere.gone'" in found.reason
     eventually(CeleryResult.objects.filter(task_id=sent.id, status="FAILURE").exists)
     assert shared.process.poll() is None
     assert requeue_poison.requeue(kept.all()) == 1
