@@ -200,6 +200,16 @@ class MissingVerb(QueueError, NotImplementedError):
         )
 
 
+class SemanticsRefused(InvalidOption, NotImplementedError):
+    """The configured delayed store cannot honour the semantics of a queue. Configuration has to change; no later try succeeds."""
+
+    def __init__(self, store: Any, semantics: Any, problem: BaseException) -> None:
+        path = f"{type(store).__module__}.{type(store).__qualname__}"
+        super().__init__(
+            "QUEUEAPP.DELAYED_STORE", path, f"a store for {semantics.name} queues, and this one says: {problem}"
+        )
+
+
 class InvalidExpression(QueueError, ValueError):
     """The text of an expression does not parse. ``column`` counts from 1; ``problem`` is what is wrong there.
 

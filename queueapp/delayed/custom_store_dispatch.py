@@ -132,4 +132,6 @@ def _poison(alias: str, message: Delayed, error: BaseException) -> None:
         queue = None
     missing = isinstance(error, QueueNotFound)
     reason = ("queue not found: " if missing else "could not be forwarded to ") + message.destination
-    poison(alias, queue, message.destination, row_from(message), reason, error, retries=message.retries)
+    # This attempt is one more than the store has counted; without a queue there was none.
+    attempts = message.retries + (not missing)
+    poison(alias, queue, message.destination, row_from(message), reason, error, retries=attempts)

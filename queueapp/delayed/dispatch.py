@@ -15,7 +15,7 @@ from django.db.models import Count, F
 
 from .. import notifier, registry
 from ..conf import settings
-from ..errors import QueueNotFound
+from ..errors import QueueNotFound, SemanticsRefused
 from ..failures.poison_store import is_transient
 from ..models import DelayedMessage, Now, distinct_values
 from ..sql import backend_of, nonblocking, queue_sql
@@ -167,8 +167,11 @@ def next_due_in(alias: str, seen: Agenda | None = None) -> timedelta | None:
     first = agenda(alias) if seen is None else seen
     found = timedelta(milliseconds=first[0][1]) if first else None
     if not is_built_in(store_of(alias)):
-        with step(FetchFailed, alias):
-            due = open_for_any(alias).next()
+        try:
+            with step(FetchFailed, alias):
+                due = open_for_any(alias).next()
+        except SemanticsRefused:
+            return found  # nothing can be sent by it, so it holds nothing
         if due is not None:
             connection = connections[alias]
             left = due - backend_of(connection).now(connection)

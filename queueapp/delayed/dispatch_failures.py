@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from django.db import Error, connections, transaction
 
 from .. import signals
-from ..errors import MissingVerb
+from ..errors import MissingVerb, SemanticsRefused
 from ..failures.failure import Failure
 from ..failures.history import first_failed, one_line
 from ..failures.poison_store import insert_poison
@@ -60,7 +60,7 @@ def step(failed: type[StepFailed], alias: str) -> Iterator[None]:
     """Around a step: what is raised in it is raised as ``failed``, but for a deadlock, after which the same is tried again."""
     try:
         yield
-    except (StepFailed, MissingVerb):
+    except (StepFailed, MissingVerb, SemanticsRefused):
         raise
     except Exception as error:
         if isinstance(error, Error) and backend_of(connections[alias]).error_kind(error) is ErrorKind.DEADLOCK:

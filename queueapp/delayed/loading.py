@@ -1,8 +1,9 @@
-"""Which delayed store a database has, and opening it: ``setup_infrastructure`` and ``initialize`` before the first use.
+"""Loads the delayed store of a database and opens it: ``setup_infrastructure`` and ``initialize`` before the first use.
 
-Wherever a store is used it is opened first, in a web process as in a worker: once per process and database, by one thread
-while the others wait. An attempt that raised is no opening, and a forked child opens a store of its own: connections
-are not shared with the parent.
+A store is opened wherever it is used, in a web process as in a worker: once per process and database, by one thread while
+the others wait. After an attempt that raised, the next use tries again, unless the store has refused the semantics
+(NotImplementedError, ImproperlyConfigured). A forked child opens a store of its own: connections are not shared with the
+parent.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, router, transaction
 from django.utils.module_loading import import_string
 
 from .. import registry
 from ..conf import settings
-from ..errors import InvalidOption
+from ..errors import InvalidOption, SemanticsRefused
 from ..models.delivery import Semantics
 from .sql_store import SqlDelayedStore
 from .store import DelayedStore, DelayedStoreWithInfrastructure
@@ -33,41 +35,59 @@ class _Opening:
     def __init__(self, store: DelayedStore) -> None:
         self.store = store
         self.semantics: Semantics | None = None
+        #: Semantics that the store does not honour. They are not asked for again.
+        self.refused: dict[Semantics, SemanticsRefused] = {}
         self._lock = threading.Lock()
-        #: Opened in a transaction that has not ended: the connection, what it calls at its commit, and for what.
-        self._pending: tuple[Any, Callable[[], None], Semantics] | None = None
+        self._is_set_up = not isinstance(store, DelayedStoreWithInfrastructure)
+        #: Set up in a transaction that has not ended: the connection, and what it calls at its commit.
+        self._pending: tuple[Any, Callable[[], None]] | None = None
 
     def open(self, wanted: Semantics) -> None:
+        """Raises SemanticsRefused, and what the store raises."""
         if self.is_open(wanted):
             return
         with self._lock:
             if self.is_open(wanted):
                 return
+            if (refusal := self.refused.get(wanted)) is not None:
+                raise refusal
             store = self.store
-            has_infrastructure = isinstance(store, DelayedStoreWithInfrastructure)
-            if self.semantics is None and isinstance(store, DelayedStoreWithInfrastructure):
+            if isinstance(store, DelayedStoreWithInfrastructure) and not self._has_infrastructure():
                 store.setup_infrastructure()
-            store.initialize(endpoint_of(store.alias), wanted)
-            connection = connections[store.alias]
-            if self.semantics is None and has_infrastructure and connection.in_atomic_block:
-                # What it has set up may be in this very transaction, and go with it.
-                def commit() -> None:
-                    self.semantics = wanted
+                self._note_set_up()
+            try:
+                store.initialize(endpoint_of(store.alias), wanted)
+            except (NotImplementedError, ImproperlyConfigured) as error:
+                raise self.refuse(wanted, error) from error
+            self.semantics = wanted
 
-                self._pending = (connection, commit, wanted)
-                transaction.on_commit(commit, using=store.alias)
-            else:
-                self.semantics = wanted
+    def refuse(self, wanted: Semantics, error: BaseException) -> SemanticsRefused:
+        """Remember that the store does not honour these semantics."""
+        self.refused[wanted] = SemanticsRefused(self.store, wanted, error)
+        return self.refused[wanted]
 
     def is_open(self, wanted: Semantics) -> bool:
-        if self.semantics is not None:
-            return _honours(self.semantics, wanted)
-        if (pending := self._pending) is None:
-            return False
-        connection, commit, semantics = pending
+        return self.semantics is not None and _honours(self.semantics, wanted) and self._has_infrastructure()
+
+    def _note_set_up(self) -> None:
+        connection = connections[self.store.alias]
+        if not connection.in_atomic_block:
+            self._is_set_up = True
+            return
+
+        # What was set up may be in this very transaction, and is rolled back with it.
+        def commit() -> None:
+            self._is_set_up = True
+
+        self._pending = (connection, commit)
+        transaction.on_commit(commit, using=self.store.alias)
+
+    def _has_infrastructure(self) -> bool:
+        if self._is_set_up or self._pending is None:
+            return self._is_set_up
+        connection, commit = self._pending
         # Django drops the hooks of what is rolled back, a savepoint included.
-        still = connections[self.store.alias] is connection and any(commit in hook for hook in connection.run_on_commit)
-        return still and _honours(semantics, wanted)
+        return connections[self.store.alias] is connection and any(commit in hook for hook in connection.run_on_commit)
 
 
 _making = threading.Lock()
@@ -129,21 +149,27 @@ def open_store(alias: str, semantics: Semantics) -> DelayedStore:
 
 
 def open_for_dispatch(alias: str) -> tuple[DelayedStore, Semantics]:
-    """The store opened for what is dispatched to the queues of this process, and what it honours: the strongest of their
-    semantics, or the strongest that it does not refuse, since then nobody could send to the others by it. Raises what
-    the store raises."""
+    """The store opened for what is dispatched to the queues of this process, and the semantics that it honours: the strongest of
+    theirs that it does not refuse, since no message for the others can be sent by it. Raises SemanticsRefused where it refuses
+    all of them, and what the store raises."""
     opening = _opening_of(alias)
     used = {queue.delivery.semantics for queue in registry.queues if router.db_for_write(queue) == alias}
     wanted = [one for one in STRONGEST_FIRST if one in used] or [Semantics.AT_LEAST_ONCE]
+    failed: dict[Semantics, Exception] = {}
     for semantics in wanted:
         try:
             opening.open(semantics)
-            return opening.store, semantics
         except (Error, OSError):
-            raise  # it is away, and refuses nothing
-        except Exception:
+            raise  # the store is away, and refuses nothing
+        except Exception as error:
+            failed[semantics] = error
             if semantics is wanted[-1]:
                 raise
+        else:
+            # It can be reached, so what failed before is a refusal, whatever was raised.
+            for stronger in failed.keys() - opening.refused.keys():
+                opening.refuse(stronger, failed[stronger])
+            return opening.store, semantics
     raise AssertionError("unreachable")
 
 

@@ -113,8 +113,8 @@ class DelayedStore(abc.ABC):
         """Called once per process before anything else, in every process that sends or dispatches. ``endpoint`` names the
         database that is served, by the same name in every process. ``semantics`` is that of the queue that is sent to, or the
         strongest of those that are dispatched to; called again when a queue of a stronger one is used later, after an attempt
-        that raised, and in a forked child. Raise if the store cannot honour it: TRANSACTIONAL asks it to take part in
-        the transactions of Django's connection ``self.alias``.
+        that raised, and in a forked child. Raise NotImplementedError if the store cannot honour it, which is remembered:
+        TRANSACTIONAL requires it to take part in the transactions of Django's connection ``self.alias``.
         """
 
     @abc.abstractmethod

@@ -18,6 +18,7 @@ from django.db import Error, connections
 from .. import callbacks, delayed
 from ..circuit_breaker import Breaker, CircuitBreaker, RateBreaker
 from ..conf import settings
+from ..errors import SemanticsRefused
 from ..sql import ErrorKind, backend_of
 from .connection_timeouts import ResponseDeadline, restart_deadline, without_deadline
 from .leader_election import Elector, role_name
@@ -38,6 +39,8 @@ class DelayedDispatcher(Service):
         super().__init__(f"dispatcher-{scope}")
         self.elector = Elector(alias, role_name("delayed dispatcher") + suffix, holder)
         self.dispatched = 0
+        #: Whether it was logged that the configured store refuses the semantics of all queues.
+        self._is_refused = False
         #: How long the next round waits while overdue rows are locked by another session.
         self._lock_wait = _FIRST_LOCK_WAIT
         #: Errors with which messages were refused in this round.
@@ -136,6 +139,9 @@ class DelayedDispatcher(Service):
         connection = connections[self.alias]
         try:
             store, semantics = delayed.open_for_dispatch(self.alias)
+        except SemanticsRefused as error:
+            self._report_refusal(error)
+            return total
         except Exception as error:
             raise delayed.FetchFailed("the store cannot be opened") from error
         while sum(total) < limit and not self.stopping:
@@ -148,6 +154,17 @@ class DelayedDispatcher(Service):
             if dispatched.failed:
                 break
         return total
+
+    def _report_refusal(self, error: SemanticsRefused) -> None:
+        """Once: nothing but another configuration helps, so no breaker waits for it."""
+        if not self._is_refused:
+            self._is_refused = True
+            log.error(
+                "Delayed messages in %r cannot be sent or dispatched: %s",
+                self.alias,
+                error,
+                extra={"database": self.alias},
+            )
 
     def _next_due_in(self) -> timedelta | None:
         # An idle round asks the store once: a test counts the statements of an idle worker.

@@ -367,6 +367,7 @@ def test_a_message_of_it_that_no_table_takes_is_poison_after_so_many_tries_and_i
     assert rounds == [(0, 0, 1), (0, 1, 0), (1, 0, 0)]
     kept = PoisonMessage.objects.get()
     assert (kept.body, kept.queue, kept.priority, kept.is_barrier) == (b"x", "testapp.Urgent", 1, True)
+    assert kept.attempts == 2
     assert kept.reason.startswith("could not be forwarded to testapp.Urgent [kept without details: ")
     assert Urgent.objects.get().id == sent
 

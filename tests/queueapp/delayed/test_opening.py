@@ -13,6 +13,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import Client
 
 from queueapp import delayed
+from queueapp.errors import SemanticsRefused
 from queueapp.models.delivery import Semantics
 from queueapp.registry import queues
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
@@ -167,6 +168,48 @@ def test_a_dispatcher_serves_a_store_that_refuses_the_strongest(sample: Sample, 
     finally:
         assert dispatcher.stop(DEADLINE)
     assert Leased.objects.get().body == b'{"a":1}'
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no"), ValueError("no")])
+def test_a_refusal_is_asked_for_once_and_the_store_is_set_up_once(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    asked: list[Semantics] = []
+
+    def initialize(self: Any, endpoint: str, semantics: Semantics) -> None:
+        asked.append(semantics)
+        if semantics is Semantics.TRANSACTIONAL:
+            raise error
+        self.connection = self.table
+
+    monkeypatch.setattr(sample, "initialize", initialize)
+    for _ in range(3):
+        assert delayed.open_for_dispatch("default")[1] is Semantics.AT_LEAST_ONCE
+        with pytest.raises(SemanticsRefused, match=r"DELAYED_STORE = '.*' is not accepted: .* TRANSACTIONAL .*: no"):
+            Transactional.send({}, delay=HOUR)
+
+    assert asked == [Semantics.TRANSACTIONAL, Semantics.AT_LEAST_ONCE]
+    assert sample.opened == [("setup_infrastructure",)]
+
+
+def test_a_store_that_refuses_every_queue_is_logged_once_and_feeds_no_breaker(
+    sample: Sample, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.QUEUEAPP |= {"DISPATCH_INTERVAL": 0.05}
+    sample.refused = tuple(Semantics)
+    rounds: list[int] = []
+    dispatcher = DelayedDispatcher("default", uuid.uuid4())
+    count = dispatcher._next_due_in
+    monkeypatch.setattr(dispatcher, "_next_due_in", lambda: rounds.append(1) or count())
+    dispatcher.start()
+    try:
+        eventually(lambda: len(rounds) > 3)
+    finally:
+        assert dispatcher.stop(DEADLINE)
+
+    assert len(modes(sample)) <= len(Semantics)
+    assert dispatcher.fetch_breaker.report() is None
+    assert caplog.text.count("Delayed messages in 'default' cannot be sent or dispatched") == 1
 
 
 def test_a_store_that_is_away_is_not_asked_for_less(sample: Sample) -> None:
