@@ -80,6 +80,10 @@ typecheck: $(VENV)/dev.installed  ## check types
 docs: $(VENV)/docs.installed  ## build the documentation's site into build/docs; a warning is an error
 	$(MKDOCS) build --strict
 
+.PHONY: screenshots
+screenshots: $(VENV)/dev.installed chromium  ## take the pictures of the README and of the documentation (docs/images)
+	$(PY) -m tests.browser.screenshots
+
 .PHONY: docs-serve
 docs-serve: $(VENV)/docs.installed  ## show the documentation while it is written (http://127.0.0.1:8001/)
 	$(MKDOCS) serve --dev-addr 127.0.0.1:8001
