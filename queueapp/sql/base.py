@@ -13,8 +13,20 @@ import enum
 from datetime import datetime
 from typing import Any
 
+from .acks import AckBySeq, Acks
+from .barriers import Barriers
+from .claims import Claims
+from .dedupe import Dedupe, EarlyAcks
+from .delayed import DelayedStore
+from .figures import Figures
+from .inserts import Fanout, Inserts
 from .journal import JournalSql
-from .message_columns import runs_of
+from .limits import ConcurrencyLimits
+from .maintenance import Failures, Maintenance, Unevaluated
+from .notifications import Notifications
+from .results import CeleryResults, TaskResults
+from .schema import Schema
+from .sessions import Sessions
 from .tables import QueueTable
 
 
@@ -32,82 +44,36 @@ class ErrorKind(enum.Enum):
     OTHER = "other"
 
 
-class Subject:
-    """Transitional: a subject's verbs, forwarded to the flat class that still holds them."""
-
-    def __init__(self, **renamed: str) -> None:
-        self._renamed = renamed
-
-    def __get__(self, owner: Any, cls: type | None = None) -> Any:
-        return self if owner is None else _Verbs(owner, self._renamed)
-
-
-class _Verbs:
-    __slots__ = ("_flat", "_renamed")
-
-    def __init__(self, flat: Any, renamed: dict[str, str]) -> None:
-        self._flat, self._renamed = flat, renamed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._flat, self._renamed.get(name, name))
-
-
 class QueueSql:
     """The statements of one queue's table."""
 
-    claims = Subject(scan_order_keys="look_through", pipelined_claim="commits_with_claim")
-    acks = Subject(release="give_back", try_release="try_give_back")
-    ack_by_seq = Subject(ack="ack_held", take="take_held", cancel="cancel_held", extend="extend_held")
-    results = Subject(ack_and_store="ack_and_keep", store="keep")
-    failures = Subject(rollback_and_lock="lock_again", requeue="put_back")
-    maintenance = Subject()
-    unevaluated = Subject(lock="lock_held", release="free_held", count="count_held")
-    barriers = Subject(
-        lock_sends="fence",
-        any_barrier="holds_barrier",
-        first="first_barrier",
-        lock="lock_barrier",
-        first_seq="first_before",
-        postpone="hold_back",
-    )
-    inserts = Subject(ordered_select="ordered")
-    fanout = Subject(insert_routed="insert_bound")
-    limits = Subject(lock="lock_flow")
-    figures = Subject(last_seq="last", workers_wanted="wanted_text")
+    claims: Claims
+    acks: Acks
+    ack_by_seq: AckBySeq
+    inserts: Inserts
+    fanout: Fanout
+    limits: ConcurrencyLimits
+    barriers: Barriers
+    failures: Failures
+    maintenance: Maintenance
+    unevaluated: Unevaluated
+    figures: Figures
+    results: TaskResults
 
     def __init__(self, table: QueueTable) -> None:
         self.table = table
-
-    def insert_many(self, connection: Any, messages: Any) -> int:
-        return self.insert_runs(connection, runs_of(messages))  # type: ignore[attr-defined,no-any-return]
-
-    def commits_with_claim(self, connection: Any, ranges: Any) -> Any:
-        return None
 
 
 class Backend(abc.ABC):
     """What a database vendor knows beyond one queue's table."""
 
-    sessions = Subject(
-        state="session_state",
-        is_disconnected="hung_up",
-        may_be_another_transaction="may_be_another",
-        may_be_multiple="may_be_several",
-        settings="settings_of_session",
-        discard="abandon",
-        lock_timeout="waiting_at_most",
-    )
-    delayed = Subject(store="store_delayed", delete="delete_keys", record_forwarded="note_arrivals")
-    early_acks = Subject(store="defer", take="take_deferred")
-    dedupe = Subject(
-        lock_keys="hold_keys",
-        purge_keys="forget_keys",
-        record_processed="note_processed",
-        purge_processed="forget_processed",
-    )
-    schema = Subject(missing_privileges="lacking_rights")
-    celery_results = Subject(listener="ear_for_results", notify_waiting="tell_waiting")
-    notifications = Subject(listener="ear", prepare="prepare_wake_ups", unavailable="lacking_for_wake_ups")
+    sessions: Sessions
+    delayed: DelayedStore
+    dedupe: Dedupe
+    early_acks: EarlyAcks
+    schema: Schema
+    celery_results: CeleryResults
+    notifications: Notifications
 
     vendor: str
     #: Maximum number of keys in one statement; on SQL Server below lock escalation.

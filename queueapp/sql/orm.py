@@ -10,7 +10,7 @@ from django.db.models import CharField, F, Func, Lookup, Model, QuerySet, TextFi
 from django.db.models.functions import Cast
 from django.db.models.sql.datastructures import BaseTable
 
-from .sqlserver.locking import LOOKING
+from .sqlserver.columns import LOOKING
 from .sqlserver.session import json_of
 
 if TYPE_CHECKING:

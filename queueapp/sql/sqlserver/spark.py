@@ -8,8 +8,7 @@ from ..barriers import lock_name
 from ..message_columns import BY_NAME, SENT
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
 from ..tables import QueueTable
-from .locking import KEEPING
-from .rows import LITERALS, type_of
+from .columns import KEEPING, LITERALS, type_of
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}

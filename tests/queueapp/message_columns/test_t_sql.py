@@ -13,8 +13,7 @@ from queueapp import messages
 from queueapp.models import DelayedMessage, PoisonMessage, SparkCommit
 from queueapp.sql.message_columns import MessageColumn, Row
 from queueapp.sql.spark import STAGED, LedgerTable, StagingName
-from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from queueapp.sql.sqlserver.backend import SqlServerBackend, SqlServerQueueSql
 from queueapp.sql.sqlserver.spark import SqlServerSparkSql
 from queueapp.sql.tables import QueueTable, StoreTable
 from tests import column_values

@@ -21,7 +21,7 @@ from queueapp.operations.autoscale import ScalingRule, desired, desired_workers,
 from queueapp.operations.statistics import QueueStats
 from queueapp.sql import queue_sql
 from queueapp.sql.figures import WorkersWanted
-from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from queueapp.sql.sqlserver.backend import SqlServerQueueSql
 from queueapp.sql.tables import QueueTable
 from tests.databases import DATABASES, marks_of
 from tests.queueapp.sql.test_tsql_parses import each_table

@@ -14,10 +14,9 @@ from sqlglot import exp
 
 from queueapp.sql.claims import MAX_ORDER_KEY, SeqRange
 from queueapp.sql.journal import BEGINNING
-from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.backend import SqlServerBackend, SqlServerQueueSql
+from queueapp.sql.sqlserver.columns import LOOKING, MAX_BATCH, TAKING
 from queueapp.sql.sqlserver.journal import SqlServerJournalSql
-from queueapp.sql.sqlserver.locking import LOOKING, MAX_BATCH, TAKING
-from queueapp.sql.sqlserver.queue import SqlServerQueueSql
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import (
     DELAYED,
@@ -143,7 +142,7 @@ def check_look_and_take(
 def test_keys_are_looked_for_after_those_that_were_tried(
     answers: list[list[tuple[Any, ...]]], taken: int, after: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queueapp.sql.sqlserver.queue.MAX_BATCH", 2)
+    monkeypatch.setattr("queueapp.sql.sqlserver.maintenance.MAX_BATCH", 2)
     recorder = Recorder(answers=answers)
 
     assert SqlServerQueueSql(PLAIN).maintenance.purge(never_connected(recorder), 9) == taken
@@ -155,7 +154,7 @@ def test_keys_are_looked_for_after_those_that_were_tried(
 
 @pytest.mark.parametrize(("went", "rounds"), [(2, 2), (0, 1)], ids=["goes on", "others hold them all"])
 def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.sql.sqlserver.queue.MAX_BATCH", 2)
+    monkeypatch.setattr("queueapp.sql.sqlserver.maintenance.MAX_BATCH", 2)
     gone = [uuid.uuid4() for _ in range(went)]
     recorder = Recorder(answers=[[(4,), (2,)], [(one,) for one in gone], [], []])
 

@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from queueapp.sql.results import ChordCount, ChordPart, TaskState
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.locking import KEEPING
+from queueapp.sql.sqlserver.columns import KEEPING
 from tests.queueapp.sql.test_tsql_parses import kinds
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed, placeholders
 

@@ -9,8 +9,8 @@ from django.db import transaction
 from sqlglot import exp
 
 from queueapp.sql.limits import KnownClaims
-from queueapp.sql.sqlserver.queue import SqlServerQueueSql
-from queueapp.sql.sqlserver.recorded import merged, size, stretches_of
+from queueapp.sql.sqlserver.backend import SqlServerQueueSql
+from queueapp.sql.sqlserver.limits import merged, size, stretches_of
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import LEVELS, OWNER, TOKEN, Verb, _after, statements_of
 from tests.queueapp.sql.tsql import hints, tables

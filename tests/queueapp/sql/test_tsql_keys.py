@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from queueapp.models import DelayedMessage, MessageKey, ProcessedMessage
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.locking import KEEPING, TAKING
+from queueapp.sql.sqlserver.columns import KEEPING, TAKING
 from queueapp.sql.tables import QueueTable, StoreTable
 from tests.queueapp.sql.test_tsql_parses import OWNER, TOKEN, Verb, _after, _bracketed, each_table, kinds, statements_of
 from tests.queueapp.sql.tsql import hints

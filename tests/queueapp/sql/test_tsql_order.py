@@ -19,7 +19,7 @@ from queueapp.models import DelayedMessage
 from queueapp.sql.claims import MAX_ORDER_KEY, SeqRange, order_key
 from queueapp.sql.message_columns import Outgoing, Row
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.ranked import Stretch, stretches_of
+from queueapp.sql.sqlserver.claims import IndexRange, index_ranges_of
 from queueapp.sql.tables import QueueTable, StoreTable
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed
 from tests.testapp.ordering import Fenced, FencedAddressed, FencedAtMostOnce, FencedByExpression, FencedInTurns, Ranked
@@ -63,14 +63,14 @@ def test_a_range_of_places_is_its_stretches_in_order() -> None:
     def place(priority: int, seq: int) -> int:
         return order_key(priority, seq)
 
-    assert stretches_of(SeqRange(place(5, 7), place(5, 9))) == [Stretch(False, 5, 7, 9)]
-    assert stretches_of(SeqRange(place(5, 7), place(2, 3))) == [
-        Stretch(False, 5, 7, 2**63 - 1),
-        Stretch(True, 0, 3, 4),
-        Stretch(False, 2, -(2**63), 3),
+    assert index_ranges_of(SeqRange(place(5, 7), place(5, 9))) == [IndexRange(False, 5, 7, 9)]
+    assert index_ranges_of(SeqRange(place(5, 7), place(2, 3))) == [
+        IndexRange(False, 5, 7, 2**63 - 1),
+        IndexRange(True, 0, 3, 4),
+        IndexRange(False, 2, -(2**63), 3),
     ]
-    assert [one.between for one in stretches_of(SeqRange(place(5, 7), place(4, 3)))] == [False, False]
-    assert stretches_of(SeqRange(3, 2)) == []
+    assert [one.between for one in index_ranges_of(SeqRange(place(5, 7), place(4, 3)))] == [False, False]
+    assert index_ranges_of(SeqRange(3, 2)) == []
 
 
 def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch() -> None:

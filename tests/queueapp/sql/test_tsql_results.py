@@ -11,7 +11,7 @@ import pytest
 from sqlglot import exp
 
 from queueapp.sql.results import Outcome
-from queueapp.sql.sqlserver.locking import KEEPING, TAKING
+from queueapp.sql.sqlserver.columns import KEEPING, TAKING
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import TABLES, TOKEN, _after, kinds, statements_of
 from tests.queueapp.sql.tsql import hints

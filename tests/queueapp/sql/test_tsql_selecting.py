@@ -8,7 +8,7 @@ from sqlglot import exp
 from queueapp.messages.ids import first_of_many
 from queueapp.sql.inserts import Source
 from queueapp.sql.message_columns import Outgoing
-from queueapp.sql.sqlserver.queue import SqlServerQueueSql
+from queueapp.sql.sqlserver.backend import SqlServerQueueSql
 from tests.queueapp.sql.test_tsql_parses import PLAIN, kinds, statements_of
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, tables
 from tests.testapp.models import Effect

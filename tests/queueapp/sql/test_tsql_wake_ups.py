@@ -11,9 +11,9 @@ from sqlglot import exp
 
 from queueapp import notifier
 from queueapp.sql.notifications import NotificationsUnavailable
-from queueapp.sql.sqlserver import wakeups as service_broker
+from queueapp.sql.sqlserver import notifications as service_broker
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.wakeups import LOOK_AGAIN, PROCEDURES, SCRIPT
+from queueapp.sql.sqlserver.notifications import LOOK_AGAIN, PROCEDURES, SCRIPT
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, parsed
 
 THERE = [(2, 1, *range(1, 1 + len(PROCEDURES)))]
@@ -198,7 +198,7 @@ def test_an_ear_whose_conversation_has_ended_says_so() -> None:
     ear.connect()
     ear.listen()
 
-    with pytest.raises(Exception, match="conversation of this ear has ended"):
+    with pytest.raises(Exception, match="conversation of this listener has ended"):
         ear.received(1)
 
     assert ear.broken is False, "the connection is fine: it listens again on another"

@@ -94,7 +94,7 @@ def _kill_behind(name: str) -> None:
     from queueapp.contrib.celery import result_rows
     from queueapp.contrib.celery.chords import Chords
     from queueapp.sql.postgresql.results import PostgresqlCeleryResults as Postgresql
-    from queueapp.sql.sqlserver.celery import SqlServerCeleryResults as SqlServer
+    from queueapp.sql.sqlserver.results import SqlServerCeleryResults as SqlServer
 
     places: dict[str, list[tuple[Any, str]]] = {
         "result stored": [(Postgresql, "store_result"), (SqlServer, "store_result")],

@@ -1,12 +1,13 @@
-"""SQL Server: computed columns and index options of a table, its indexes, the database's settings, the lock of migrations."""
+"""SQL Server: computed columns and index options of a table, its indexes, settings, privileges, and the migration lock."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import OperationalError
 
-from ..schema import Drift, IndexInfo, SettingAdvice
+from ..schema import Drift, IndexInfo, Schema, SettingAdvice
 from .session import execute, fetch, quote_table
 
 #: What sp_getapplock is asked for, for how long at a time, and what it answers when that time was over.
@@ -15,10 +16,12 @@ _MIGRATING, _ROUND_MS, _NOT_YET = "queueapp.migrate", 1_000, -1
 _FULL = (0, 100)
 #: Django executes what it is given, so there has to be a statement.
 _NOTHING = "DECLARE @nothing_to_alter bit"
+_SEQUENTIAL = "OPTIMIZE_FOR_SEQUENTIAL_KEY"
 
 
-class SqlServerDefinition:
-    """Options are those of the primary key, which is the table."""
+class SqlServerSchema(Schema):
+    """Options are those of the primary key, which is the table. Privileges are those of the session's present user (``EXECUTE AS``),
+    including the roles that it is a member of."""
 
     names_indexes = True
 
@@ -157,8 +160,30 @@ class SqlServerDefinition:
         # The drivers keep the session of a closed connection, and with it this lock, for whoever connects next.
         execute(connection, "EXEC sp_releaseapplock @Resource = %s, @LockOwner = 'Session'", (_MIGRATING,))
 
+    def missing_privileges(self, connection: Any, table: str, privileges: Sequence[str]) -> list[str]:
+        name = quote_table(table).replace("%%", "%")
+        asked = ", ".join(["(%s)"] * len(privileges))
+        # Catalog only: the table by its name, then its columns. A user without any privilege on a table does not see it:
+        # HAS_PERMS_BY_NAME is NULL then, and OBJECT_ID as well.
+        sql = (
+            f"SELECT r.[name] FROM (VALUES {asked}) AS r([name]) "
+            "WHERE COALESCE(HAS_PERMS_BY_NAME(%s, 'OBJECT', r.[name]), 0) = 0 AND NOT EXISTS "
+            "(SELECT 1 FROM sys.columns AS c WHERE c.[object_id] = OBJECT_ID(%s) "
+            "AND HAS_PERMS_BY_NAME(%s, 'OBJECT', r.[name], c.[name], 'COLUMN') = 1)"
+        )
+        found = {row[0] for row in fetch(connection, sql, (*privileges, name, name, name))}
+        return [privilege for privilege in privileges if privilege in found]
 
-_SEQUENTIAL = "OPTIMIZE_FOR_SEQUENTIAL_KEY"
+    def grant(self, connection: Any, table: str, privileges: Sequence[str]) -> str:
+        # No table is read.
+        user = fetch(connection, "SELECT QUOTENAME(USER_NAME())", ())[0][0]
+        return f"GRANT {', '.join(privileges)} ON {quote_table(table).replace('%%', '%')} TO {user};"
+
+    def read_only(self, connection: Any) -> str:
+        # Catalog only, by its key. A secondary replica cannot be written to either, but is not set so.
+        sql = "SELECT [is_read_only] FROM sys.databases WHERE [database_id] = DB_ID()"
+        rows = fetch(connection, sql, ())
+        return "ALTER DATABASE CURRENT SET READ_WRITE;" if rows and rows[0][0] else ""
 
 
 def _set_sequential(quoted: str, value: str) -> str:

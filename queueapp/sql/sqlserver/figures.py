@@ -1,15 +1,12 @@
-"""SQL Server: figures of a table, by a bounded read of its head under LOOKING: it waits for no receiver, and no receiver
-for it, whatever READ_COMMITTED_SNAPSHOT says. What is locked is passed over, so it is in no figure."""
+"""SQL Server: figures of a table, by a bounded read of its head under LOOKING: neither it nor a receiver waits for the other, under any
+READ_COMMITTED_SNAPSHOT setting. Locked rows are skipped, so they are in no figure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..figures import Head, Level
-from ..tables import QueueTable
-from .claims import Claims
-from .holding import held
-from .locking import LOOKING
+from ..figures import Figures, Head, Level, WorkersWanted
+from .columns import LOOKING, Statements, unevaluated
 from .session import fetch, quote
 
 _WAITING = "h.[state] IN ('free', 'lapsed')"
@@ -17,13 +14,8 @@ _WAITING = "h.[state] IN ('free', 'lapsed')"
 _AS = {"recipient": "%s", "priority": "CAST(%s AS smallint)"}
 
 
-class SqlServerCounting:
-    """The verbs of one queue; ``_q`` and ``_c`` are its names, quoted."""
-
-    table: QueueTable
-    _q: str
-    _c: dict[str, str]
-    _claims: Claims
+class SqlServerFigures(Statements, Figures):
+    """Estimates of one queue."""
 
     def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
         # Index: as ``_head``. Safe: LOOKING.
@@ -36,11 +28,11 @@ class SqlServerCounting:
 
     def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
         # Index: as ``_head``. Safe: LOOKING.
-        inner = self._head(f", q.{self._c['headers']} AS [told]", level)
-        sql = f"SELECT h.[told], h.[age] FROM ({inner}) AS h WHERE {_WAITING} ORDER BY h.[seq]"
+        inner = self._head(f", q.{self._c['headers']} AS [headers]", level)
+        sql = f"SELECT h.[headers], h.[age] FROM ({inner}) AS h WHERE {_WAITING} ORDER BY h.[seq]"
         return [(headers, age) for headers, age in fetch(connection, sql, (limit, *level))]
 
-    def last(self, connection: Any) -> int:
+    def last_seq(self, connection: Any) -> int:
         # Index: the primary key, its last entry. Safe: LOOKING.
         seq = f"q.{self._c['seq']}"
         rows = fetch(connection, f"SELECT TOP (1) {seq} FROM {self._q} AS q WITH ({LOOKING}) ORDER BY {seq} DESC", ())
@@ -49,8 +41,8 @@ class SqlServerCounting:
     def next_level(self, connection: Any, after: Level | None) -> Level | None:
         names = self.table.claim_by
         columns = [f"q.{self._c[name]}" for name in names]
-        # Index: the claim index, by hint, one seek a statement: the next priority of the recipient, then the next
-        # recipient. An OR of both would be a scan of all rows before. Safe: LOOKING.
+        # Index: the claim index, by hint, one seek a statement: the next priority of the recipient, then the next recipient. An OR of
+        # both would scan all earlier rows. Safe: LOOKING.
         select = f"SELECT TOP (1) {', '.join(columns)} FROM {self._q} AS q WITH ({self._by_claim()}{LOOKING})"
         order = f"ORDER BY {', '.join(columns)}"
         if after is None:
@@ -63,18 +55,36 @@ class SqlServerCounting:
                 return tuple(rows[0])
         return None
 
+    def workers_wanted(self, wanted: WorkersWanted) -> str:
+        lag, least, most = "0", wanted.min_workers, wanted.max_workers
+        if wanted.late_ms is not None:
+            late = wanted.late_ms
+            share = f"CASE WHEN b.[oldest] > {2 * late} THEN 2.0 ELSE b.[oldest] / {late}.0 END"
+            lag = f"CASE WHEN b.[oldest] > {late} THEN CEILING(w.[workers] * {share}) ELSE 0 END"
+        # Index: the primary key, its first rows; of the subscribers the one on queue. Safe: LOOKING.
+        return (
+            f"SELECT CAST(CASE WHEN m.[more] < {least} THEN {least} WHEN m.[more] > {most} THEN {most} "
+            "ELSE m.[more] END AS int) AS [wanted] FROM (SELECT CASE WHEN n.[need] > n.[lag] THEN n.[need] ELSE n.[lag] END AS [more] "
+            f"FROM (SELECT CEILING(b.[backlog] / {wanted.per_worker}.0) AS [need], {lag} AS [lag] FROM "
+            "(SELECT COUNT(CASE WHEN h.[state] IN ('free', 'lapsed', 'leased') THEN 1 END) AS [backlog], "
+            "MAX(CASE WHEN h.[state] IN ('free', 'lapsed') THEN h.[age] END) AS [oldest] "
+            f"FROM ({self._head('', ()) % (wanted.rows,)}) AS h) AS b CROSS JOIN "
+            f"(SELECT COUNT(*) AS [workers] FROM {quote(wanted.subscribers)} AS s WITH ({LOOKING}) "
+            f"WHERE s.[queue] = '{wanted.quoted_label}' AND s.[receives] = 1 AND s.[alive_until] > SYSUTCDATETIME()) AS w) AS n) AS m"
+        )
+
     def _by_claim(self) -> str:
         return f"INDEX({quote(self.table.claim_index)}), " if self.table.claim_by and self.table.claim_index else ""
 
     def _head(self, more: str, level: Level) -> str:
-        """The first rows with what they are and how old they are. Index: the primary key; of a level the claim index."""
+        """The first rows with their state and age. Index: the primary key; of a level the claim index."""
         now, states = "SYSUTCDATETIME()", []
         lease, expires = (f"q.{self._c[name]}" if name in self._c else "" for name in ("lease_expires", "expires"))
-        states += [f"WHEN {held(self._c)} THEN 'held'"] if self.table.has_unevaluated else []
+        states += [f"WHEN {unevaluated(self._c)} THEN 'pending'"] if self.table.has_unevaluated else []
         states += [f"WHEN {lease} >= {now} THEN 'leased'"] if lease else []
         over = f"{expires} <= {now}" if expires else ""
         if self.table.expiry is not None:
-            over = self.table.expiry.over(self._claims.expiry_terms())
+            over = self.table.expiry.over(self.expiry_terms())
         states += [f"WHEN {over} THEN 'expired'"] if over else []
         states += [f"WHEN {lease} IS NOT NULL THEN 'lapsed'"] if lease else []
         state = f"CASE {' '.join(states)} ELSE 'free' END" if states else "'free'"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from django.db import Error
+
 from ..base import ErrorKind
-from ..sessions import SessionState
+from ..sessions import Sessions, SessionState
 from .errors import error_kind
+from .session import execute
 
 #: What of a text is no statement: comments, literals and quoted names; to the end of what is looked at, if they do not end
 #: before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
@@ -44,17 +48,10 @@ def _blank(found: re.Match[str]) -> str:
     return " # " if inner.startswith("#") else f" {inner} " if inner.lower() in _PROCEDURES else " x "
 
 
-class SqlServerSessions:
+class SqlServerSessions(Sessions):
     """Who does not ask is not told of a BEGIN TRANSACTION in autocommit, nor of what the server has rolled back."""
 
-    def settings_of_session(self, connection: Any) -> tuple[Any, ...]:
-        return ()
-
-    def abandon(self, raw: Any) -> None:
-        with contextlib.suppress(Exception):
-            raw.close()
-
-    def session_state(self, connection: Any, *, ask: bool = False) -> SessionState:
+    def state(self, connection: Any, *, ask: bool = False) -> SessionState:
         raw = connection.connection
         try:
             if raw is None or raw.closed:
@@ -76,19 +73,47 @@ class SqlServerSessions:
             return SessionState.IN_TRANSACTION
         return SessionState.IDLE if autocommit else SessionState.MANUAL
 
-    def hung_up(self, connection: Any) -> bool:
+    def is_disconnected(self, connection: Any) -> bool:
         return False  # neither driver tells; mssql-django closes the connection when a statement finds out
 
     def transaction_mark(self, connection: Any) -> Any:
         return None
 
-    def may_be_another(self, connection: Any, mark: Any) -> bool:
+    def may_be_another_transaction(self, connection: Any, mark: Any) -> bool:
         # A deadlock, and any error under XACT_ABORT, ends the transaction, and the next statement begins another. Not seen:
         # an error that Django does not flag (IntegrityError, DataError), and a ROLLBACK without an error.
         return bool(connection.errors_occurred)
 
-    def may_be_several(self, sql: str) -> bool:
+    def may_be_multiple(self, sql: str) -> bool:
         return any(word in sql for word in _ANOTHER)
 
     def changes_session(self, sql: str, params: Any = None) -> bool:
         return _CHANGES_SESSION.search(_NO_STATEMENT.sub(_blank, sql)) is not None
+
+    # -- timeouts and options -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lock_timeout(self, connection: Any, ms: int) -> Iterator[None]:
+        # No table is read, here or below.
+        execute(connection, f"SET LOCK_TIMEOUT {max(1, int(ms))}", ())
+        try:
+            yield
+        finally:
+            with suppress(Error):  # a session that is lost has none to set back
+                execute(connection, "SET LOCK_TIMEOUT -1", ())
+
+    def liveness_options(self, seconds: float) -> dict[str, Any]:
+        return {}  # the drivers send keepalives by themselves: 30 s, then each second
+
+    def handler_options(self) -> dict[str, Any]:
+        return {}  # the server keeps plans by text
+
+    def name_statements(self, connection: Any) -> None:
+        """Nothing has a name: what the drivers prepare is a number that the session gave to one cursor of theirs, and no
+        pooler hands a session of SQL Server to another process in the middle."""
+
+    def watch_client(self, connection: Any, seconds: float) -> None:
+        """Nothing to say: SQL Server sends keepalives, and rolls back what a client leaves behind."""
+
+    def socket_of(self, connection: Any) -> int | None:
+        return None  # neither driver tells; DATABASES' query_timeout does what a cut would

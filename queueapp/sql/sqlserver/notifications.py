@@ -1,9 +1,9 @@
 """SQL Server: wake-ups by Service Broker.
 
-A broker queue hands each message to one reader, and a wake-up is for all. So every ear has a conversation of its own, both
-ends of which lie in one queue: ``queueapp_wake`` sends on each, and an ear waits for its own with WAITFOR (RECEIVE …). The
+A broker queue hands each message to one reader, and a wake-up is for all. So every listener has a conversation of its own, both
+ends of which lie in one queue: ``queueapp_wake`` sends on each, and an listener waits for its own with WAITFOR (RECEIVE …). The
 statements are procedures that run as their owner: who calls them needs EXECUTE and no right on queue, service or catalog. A
-conversation that nobody renews ends by itself, and the next ear clears it away.
+conversation that nobody renews ends by itself, and the next listener clears it away.
 
 Written by the documentation: no server that has Service Broker has run it yet (docs/sqlserver.md).
 """
@@ -19,15 +19,15 @@ from typing import Any
 from django.db import Error, OperationalError
 
 from ..base import ErrorKind
-from ..notifications import ListenerConnection, NotificationsUnavailable, Unavailable
+from ..notifications import ListenerConnection, Notifications, NotificationsUnavailable, Unavailable
 from .errors import error_kind
 from .session import execute, fetch
 
-#: Seconds after which the server ends a conversation, and after which its ear begins another. What is told to a dead ear
+#: Seconds after which the server ends a conversation, and after which its listener begins another. What is told to a dead listener
 #: lies in the queue until then.
 LIFETIME = 600
 _RENEWED = 200.0
-#: Milliseconds of one wait: an ear that has to end does so after that.
+#: Milliseconds of one wait: an listener that has to end does so after that.
 _WAIT_MS = 1000
 #: Seconds for which a process that found nobody to tell does not look again.
 LOOK_AGAIN = 300.0
@@ -41,26 +41,26 @@ SCRIPT = {
     # Five rollbacks in a row, which a killed reader can make, would turn the queue off.
     "queue": "CREATE QUEUE [queueapp_wakeups] WITH STATUS = ON, RETENTION = OFF, POISON_MESSAGE_HANDLING (STATUS = OFF)",
     "service": "CREATE SERVICE [queueapp_wakeups] ON QUEUE [queueapp_wakeups] ([DEFAULT])",
-    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same ear. An ear
+    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same listener. An listener
     # that ends meanwhile is none to tell.
     "queueapp_wake": f"""CREATE PROCEDURE [queueapp_wake] @payload nvarchar(400) WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @ear uniqueidentifier, @told uniqueidentifier;
+    DECLARE @listener uniqueidentifier, @told uniqueidentifier;
     DECLARE ears CURSOR LOCAL FORWARD_ONLY STATIC READ_ONLY FOR
         {_ENDED} WHERE e.[is_initiator] = 1 AND e.[far_service] = N'queueapp_wakeups' AND e.[state] IN ('SO', 'CO');
     OPEN ears;
-    FETCH NEXT FROM ears INTO @ear;
+    FETCH NEXT FROM ears INTO @listener;
     WHILE @@FETCH_STATUS = 0
     BEGIN
         BEGIN TRY
-            SET @told = @ear;
+            SET @told = @listener;
             SEND ON CONVERSATION @told MESSAGE TYPE [DEFAULT] (@payload);
         END TRY
         BEGIN CATCH
-            SET @ear = NULL;
+            SET @listener = NULL;
         END CATCH;
-        FETCH NEXT FROM ears INTO @ear;
+        FETCH NEXT FROM ears INTO @listener;
     END;
     CLOSE ears;
     DEALLOCATE ears;
@@ -96,7 +96,7 @@ BEGIN
         FROM sys.conversation_endpoints AS t INNER JOIN sys.conversation_endpoints AS h
         ON h.[conversation_id] = t.[conversation_id] AND h.[is_initiator] = 0 WHERE t.[conversation_handle] = @tells;
 END""",
-    # Index: the queue's own on its conversations. Safe: each ear receives from its own conversation only, and commits what
+    # Index: the queue's own on its conversations. Safe: each listener receives from its own conversation only, and commits what
     # it has received at once; a wake-up that is lost with its connection costs a peek delay.
     "queueapp_hear": f"""CREATE PROCEDURE [queueapp_hear] @hears uniqueidentifier WITH EXECUTE AS OWNER AS
 BEGIN
@@ -136,7 +136,7 @@ _TELL = (
 )
 
 
-class SqlServerEar(ListenerConnection):
+class SqlServerListener(ListenerConnection):
     """One conversation, renewed before it ends."""
 
     _tells: uuid.UUID | None = None
@@ -194,7 +194,7 @@ class SqlServerEar(ListenerConnection):
         for kind, payload in fetch(self.connection, "EXEC [queueapp_hear] @hears = %s", (hears,)):
             if kind != _HEARD:
                 self._tells = None
-                raise OperationalError(f"the conversation of this ear has ended ({kind})")
+                raise OperationalError(f"the conversation of this listener has ended ({kind})")
             if payload:
                 told.append(payload)
         return told
@@ -209,7 +209,7 @@ class SqlServerEar(ListenerConnection):
         self._lost = False
 
 
-class SqlServerWakeUps:
+class SqlServerNotifications(Notifications):
     """Service Broker, where the server has it and the database has it turned on."""
 
     def __init__(self) -> None:
@@ -226,14 +226,14 @@ class SqlServerWakeUps:
         else:
             self._off.pop(connection.alias, None)
 
-    def ear(self, connection: Any, channel: str) -> ListenerConnection:
-        return SqlServerEar(connection, channel)
+    def listener(self, connection: Any, channel: str) -> ListenerConnection:
+        return SqlServerListener(connection, channel)
 
-    def prepare_wake_ups(self, connection: Any) -> None:
+    def prepare(self, connection: Any) -> None:
         prepare(connection)
         self._off.pop(connection.alias, None)
 
-    def lacking_for_wake_ups(self, connection: Any) -> Unavailable | None:
+    def unavailable(self, connection: Any) -> Unavailable | None:
         edition, enabled, missing = _state(connection)
         if edition in _WITHOUT:
             return None  # it cannot be mended

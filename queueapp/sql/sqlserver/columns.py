@@ -1,0 +1,171 @@
+"""Columns, lock hints and shared conditions of a queue's table as SQL text, and the rows that come back.
+
+A foreign table (NServiceBus') lacks some columns: no statement names them, and a constant stands for them here. The drivers return a
+uniqueidentifier as upper-case text and a datetime2 as a naive time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any
+
+from ..claims import FOREVER, PRIORITY, Claimed
+from ..message_columns import BY_NAME, Kind, MessageColumn, Row, kind_of
+from ..tables import QueueTable, Terms
+from .session import quote, quote_table
+
+#: Below lock escalation: the server tries to lock the whole table when one statement holds 5,000 locks on it.
+MAX_BATCH = 3_500
+#: Takes rows: U locks, never waiting for another session, under any READ_COMMITTED_SNAPSHOT setting. ROWLOCK and MAX_BATCH prevent
+#: page and table locks, which READPAST skips whole or cannot skip.
+TAKING = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
+#: Reads rows: S locks, each released at once; rows that an open transaction has changed are skipped. Without READCOMMITTEDLOCK row
+#: versions would show rows in flight (NServiceBus #863, #1293).
+LOOKING = "READPAST, ROWLOCK, READCOMMITTEDLOCK"
+#: Locks the range of a key, existing or not, to the end of the transaction. FORCESEEK: a scan, which is planned while the table is
+#: small and may stay cached when it is not, would lock every range that it passes.
+KEEPING = "UPDLOCK, HOLDLOCK, ROWLOCK, FORCESEEK"
+#: The keys of a statement as rows, in the given order. The loop join starts here and seeks every key; an IN list may be planned as a
+#: scan while statistics say that the table is small, and a scan waits for each locked row.
+KEYS = "FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN"
+
+_ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0} | {name: column.default for name, column in BY_NAME.items()}
+_CLOCKS = tuple(name for name, column in BY_NAME.items() if column.kind is Kind.TIME and not column.sent)
+
+LITERALS: dict[bool | None, str] = {None: "NULL", True: "1", False: "0"}
+
+_TYPES = {Kind.INT16: "smallint", Kind.INT64: "bigint", Kind.BOOL: "bit", Kind.TIME: "datetime2"}
+
+
+def type_of(column: MessageColumn, *, priority64: bool = False) -> str:
+    """The type of a column."""
+    return _TYPES.get(kind_of(column, priority64=priority64)) or f"nvarchar({column.max_length})"
+
+
+def guid(value: Any) -> bytes:
+    """A uniqueidentifier as its 16 bytes; with ``native_uuid`` a driver gives a UUID."""
+    return value.bytes if isinstance(value, uuid.UUID) else bytes.fromhex(value.replace("-", ""))
+
+
+def aware(value: datetime | None) -> datetime | None:
+    """A datetime2 as an aware time: the tables hold UTC."""
+    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {"id": guid}
+_CONVERT |= {name: aware for name, column in BY_NAME.items() if column.kind is Kind.TIME}
+
+
+class Returned:
+    """What a statement returns: these attributes, in this order, of a table with these columns."""
+
+    def __init__(self, columns: dict[str, str], names: Sequence[str]) -> None:
+        self._columns = [columns[name] for name in dict.fromkeys(names) if name in columns]
+        at = {name: n for n, name in enumerate(name for name in dict.fromkeys(names) if name in columns)}
+        # A table without a time of arrival: now, by the database's clock.
+        clocks = [name for name in _CLOCKS if name in names and name not in columns]
+        self._clocks = ["SYSUTCDATETIME()"] * len(clocks)
+        at |= {name: len(at) + n for n, name in enumerate(clocks)}
+        self._plan = [(at.get(name), _CONVERT.get(name), _ABSENT.get(name)) for name in names]
+
+    def of(self, source: str) -> str:
+        """The list of columns of an OUTPUT (``inserted``, ``deleted``) or a SELECT (an alias)."""
+        return ", ".join([*(f"{source}.{column}" for column in self._columns), *self._clocks])
+
+    def tuples(self, rows: list[Any]) -> list[Claimed]:
+        """The rows of such a statement as tuples of the attributes."""
+        plan = self._plan
+        return [
+            tuple([absent if n is None else convert(row[n]) if convert else row[n] for n, convert, absent in plan])
+            for row in rows
+        ]
+
+
+#: As written in the filter of the index.
+_FOREVER = f"'{FOREVER:%Y-%m-%d %H:%M:%S}'"
+
+
+def unevaluated(columns: dict[str, str], row: str = "q") -> str:
+    """The condition of a message that is pending evaluation: that of the filtered index."""
+    return f"({row}.{columns['lease_expires']} = {_FOREVER} AND {row}.{columns['lease_token']} IS NULL)"
+
+
+_BY_SEQ = itemgetter(0)
+_DAY_MS = 86_400_000
+
+
+def _by_priority(row: Claimed) -> tuple[int, int]:
+    return -row[PRIORITY], row[0]
+
+
+class TableText:
+    """The names of one queue's table, written once and shared by the objects of all subjects."""
+
+    def __init__(self, table: QueueTable) -> None:
+        self.table = table
+        self.name = quote_table(table.db_table)
+        self.columns = {name: quote(column) for name, column in table.columns.items()}
+        self.row = Returned(self.columns, Row._fields)
+        # Columns without a default (``Recoverable``, always 1 in NServiceBus' tables), or with one for foreign writers.
+        self.filled = [(self.columns[name], LITERALS[value]) for name, value in table.filled.items()]
+        #: The hint for the claim index.
+        indexed = table.claim_by or table.priority64
+        self.index = f"INDEX({quote(table.claim_index)}), " if indexed and table.claim_index else ""
+        #: The claim order of rows.
+        self.order = _by_priority if table.priority64 or "priority" in table.claim_by else _BY_SEQ
+
+
+class Statements:
+    """Base of one subject's statements of one queue."""
+
+    def __init__(self, text: TableText) -> None:
+        self.table = text.table
+        self._q, self._c, self._row = text.name, text.columns, text.row
+        self._filled, self._index, self._order = text.filled, text.index, text.order
+        self._seq = f"q.{text.columns['seq']}"
+
+    def unleased(self, row: str = "q") -> str:
+        """The condition of an unleased row. Not indexed on purpose: the lease changes with every delivery."""
+        if "lease_expires" not in self._c:
+            return "1 = 1"
+        lease = f"{row}.{self._c['lease_expires']}"
+        return f"({lease} IS NULL OR {lease} < SYSUTCDATETIME())"
+
+    def free(self, row: str = "q") -> str:
+        """The condition of an available row: neither leased nor expired."""
+        if self.table.expiry is not None:
+            alive = self.table.expiry.alive(self.expiry_terms(row))
+            return " AND ".join(filter(None, (self.unleased(row), alive)))
+        if "expires" not in self._c:
+            return self.unleased(row)
+        expires = f"{row}.{self._c['expires']}"
+        return f"{self.unleased(row)} AND ({expires} IS NULL OR {expires} > SYSUTCDATETIME())"
+
+    def expiry_terms(self, row: str = "q") -> Terms:
+        """The parts of the condition under which a message expires by its age."""
+        after = self.table.expiry.after_ms if self.table.expiry is not None else None
+        # DATEADD takes an int, which the milliseconds of 25 days exceed.
+        days, rest = divmod(after or 0, _DAY_MS)
+        cut = f"DATEADD(millisecond, -{rest}, DATEADD(day, -{days}, SYSUTCDATETIME()))"
+        return Terms(f"{row}.{self._c['expires']}", f"{row}.{self._c['enqueued_at']}", "SYSUTCDATETIME()", cut)
+
+    def _alive(self) -> str:
+        """A further condition of a lease that is extended: where leases are counted, the slot of an expired one may be reassigned."""
+        return "" if not self.table.counts_in_flight else f" AND q.{self._c['lease_expires']} >= SYSUTCDATETIME()"
+
+    def _unlease(self) -> str:
+        """The assignments that end a lease."""
+        c = self._c
+        return f"SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL"
+
+    def _as_row(self, rows: list[Any]) -> Row | None:
+        found = self._row.tuples(rows)
+        return Row(*found[0])._replace(id=uuid.UUID(bytes=found[0][1])) if found else None
+
+    def _rows_of(self, found: list[Any]) -> list[Row]:
+        """Rows read as ``_row``, in queue order."""
+        rows = (Row(*row)._replace(id=uuid.UUID(bytes=row[1])) for row in self._row.tuples(found))
+        return sorted(rows, key=_BY_SEQ)
