@@ -9,11 +9,14 @@ lifetime. Closing that one (``connections.close_all()``, the end of a request or
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import connections, transaction
+
+_ResultT = TypeVar("_ResultT")
 
 _HELD, _TIED = "_queueapp_spare", "_queueapp_tied"
 
@@ -66,6 +69,29 @@ def atomic_on(connection: Any) -> Iterator[None]:
         raise
     finally:
         connection.set_autocommit(True)
+
+
+def outside_transaction(alias: str, work: Callable[[], _ResultT]) -> _ResultT:
+    """Call ``work`` outside of a transaction that this thread has open: in a thread with a connection of its own."""
+    if not connections[alias].in_atomic_block:
+        return work()
+    result: list[_ResultT] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            connections[alias].close()
+
+    thread = threading.Thread(target=run, name="queueapp-outside-transaction")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
 
 
 def _held_by(main: Any) -> Any:

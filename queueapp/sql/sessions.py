@@ -69,6 +69,10 @@ class Sessions(abc.ABC):
         """In the block a statement waits for a lock this long, then fails with LOCKED. Within a transaction, which is rolled
         back, at least to a savepoint, when the block raises. For reading tables that a migration may have locked."""
 
+    def has_fixed_snapshot(self, connection: Any) -> bool:
+        """Whether the open transaction may not see what others commit meanwhile. True where that is not known."""
+        return True
+
     @abc.abstractmethod
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         """Connection OPTIONS with which this host notices within about ``seconds`` that a server is gone."""

@@ -20,7 +20,7 @@ from ... import notifier
 from ...errors import UndecodableMessage
 from ...messages.escaping import in_one_line
 from ...sending import send
-from ...sending.isolation import atomic_on, isolated_connection
+from ...sending.isolation import atomic_on, isolated_connection, outside_transaction
 from ...sql import ErrorKind, backend_of, queue_sql
 from ...sql.claims import Claimed
 from ...sql.inserts import BrokerTables
@@ -34,6 +34,8 @@ from .topology import Declaration
 
 #: Maximum that a declaration counts, and a passive one, whose caller asks for the count.
 COUNT_LIMIT, PASSIVE_COUNT_LIMIT = 1_000, 1_000_000
+#: How the names of Celery's exchanges of remote control end, those of the replies included.
+CONTROL_SUFFIX = ".pidbox"
 #: Seconds that a process caches the bindings of a topic exchange.
 ROUTES_CACHED_FOR = 2.5
 
@@ -159,7 +161,7 @@ class Channel(virtual.Channel):
         self._transport.declarations.pop(queue, None)
         self._transport.bindings_made.pop(queue, None)
         self._transport.routing_tables.clear()
-        topology.outside_transaction(self.alias, lambda: topology.delete(self.alias, queue))
+        outside_transaction(self.alias, lambda: topology.delete(self.alias, queue))
 
     def _purge(self, queue: str) -> int:
         return topology.purge(self.alias, queue)
@@ -222,9 +224,11 @@ class Channel(virtual.Channel):
             self._store(connection, queue, message)
 
     def _put_routed(self, exchange: str, routing_key: str | None, message: dict[str, Any]) -> int:
+        # Remote control acts now: a ping inside of a transaction would wait for its commit, and a rollback would undo a revoke.
+        is_control = exchange.endswith(CONTROL_SUFFIX)
         row = row_to_route(message)
         tables = BrokerTables(DeclaredQueue._meta.db_table, Binding._meta.db_table)
-        with self._publishing() as connection:
+        with self._publishing(isolated=is_control) as connection:
             count = queue_sql(BrokerQueue, connection).fanout.insert_routed(
                 connection, tables, row, exchange, routing_key
             )
@@ -238,9 +242,9 @@ class Channel(virtual.Channel):
         due = due_at(message)
         send.insert(BrokerQueue, connection, row if due is None else until_due(row, due), bytes, None, due)
 
-    def _publishing(self) -> Any:
+    def _publishing(self, isolated: bool = False) -> Any:
         """The connection of the caller's transaction, or a separate one; a lost one is closed, so that a retry opens another."""
-        if not self._transport.options.transactional and connections[self.alias].in_atomic_block:
+        if (isolated or not self._transport.options.transactional) and connections[self.alias].in_atomic_block:
             return isolated_connection(self.alias)
         return _Publishing(connections[self.alias])
 

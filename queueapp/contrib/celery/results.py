@@ -20,6 +20,7 @@ from django.apps import apps
 from django.db import DatabaseError, connections, router
 
 from ...failures.history import clean
+from ...sending.isolation import outside_transaction
 from ...sql import backend_of
 from ...sql.results import TaskState
 from . import retrying
@@ -144,7 +145,14 @@ class ResultBackend(Chords, BaseBackend):
 
         alias = self.alias
         rows = retrying.with_retries(alias, lambda: results_of(alias, ids))
-        return {row.task_id: self._meta_of(row) for row in rows}
+        found = {row.task_id: self._meta_of(row) for row in rows}
+        unfinished = [task_id for task_id in ids if found.get(task_id, {}).get("status") not in states.READY_STATES]
+        connection = connections[alias]
+        if unfinished and connection.in_atomic_block and backend_of(connection).sessions.has_fixed_snapshot(connection):
+            # The caller's transaction never sees a task end that ends after its first statement.
+            later = outside_transaction(alias, lambda: results_of(alias, unfinished))
+            found |= {row.task_id: self._meta_of(row) for row in later}
+        return found
 
     def _meta_of(self, row: Any) -> dict[str, Any]:
         meta = {

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F, Q
 
 from ...errors import InvalidMessage
 from ...models import DelayedMessage, Now
+from ...sending.isolation import outside_transaction
 from . import ended_tasks
 from .models import MAX_KEY_LENGTH, MAX_NAME_LENGTH, Binding, BrokerQueue, DeclaredQueue, Exchange
 
@@ -27,29 +27,6 @@ _T = TypeVar("_T")
 AUTO_DELETE_MS = 60_000
 #: Maximum number of rows that one statement deletes.
 BATCH = 3000
-
-
-def outside_transaction(alias: str, work: Callable[[], _T]) -> _T:
-    """Call ``work`` outside of a transaction that this thread has open."""
-    if not connections[alias].in_atomic_block:
-        return work()
-    result: list[_T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            failure.append(error)
-        finally:
-            connections[alias].close()
-
-    thread = threading.Thread(target=run, name="queueapp-declare")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
 
 
 def check_name(what: str, name: str, max_length: int) -> None:

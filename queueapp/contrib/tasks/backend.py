@@ -131,7 +131,9 @@ class QueueBackend(BaseTaskBackend):
             return super().get_result(result_id)
         queue = self.queue
         identity = id_of(result_id)
-        result = result_reader.read(queue, result_store.alias_of(queue), identity) if identity is not None else None
+        result = (
+            result_reader.read_current(queue, result_store.alias_of(queue), identity) if identity is not None else None
+        )
         if result is None:
             raise TaskResultDoesNotExist(result_id)
         return result

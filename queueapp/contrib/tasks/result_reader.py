@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.db.models import Case, CharField, F, IntegerField, Value, When
 from django.utils import timezone
 
 from ...delayed import is_built_in, store_of
 from ...errors import UndecodableMessage
 from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
-from ...sql import nonblocking
+from ...sending.isolation import outside_transaction
+from ...sql import backend_of, nonblocking
 from .compat import TaskError, TaskResult, TaskResultStatus
 from .import_task import restored
 from .models import Result
@@ -81,6 +83,20 @@ def read(queue: Any, alias: str, identity: uuid.UUID) -> Any:
         if stored is not None and not _is_lost(alias, stored):
             return _result_of_row(stored)
     return None
+
+
+def read_current(queue: Any, alias: str, identity: uuid.UUID) -> Any:
+    """``read``, also from a transaction that does not see what others commit: its caller would never see the task end."""
+    result = read(queue, alias, identity)
+    connection = connections[alias]
+    if (
+        (result is None or not result.is_finished)
+        and connection.in_atomic_block
+        and backend_of(connection).sessions.has_fixed_snapshot(connection)
+    ):
+        # None: the task was enqueued in the open transaction.
+        return outside_transaction(alias, lambda: read(queue, alias, identity)) or result
+    return result
 
 
 def _is_lost(alias: str, stored: Result) -> bool:

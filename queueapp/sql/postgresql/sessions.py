@@ -175,6 +175,11 @@ class PostgresqlSessions(Sessions):
         if len(connection.savepoint_ids) > 0:
             execute(connection, "SELECT set_config('lock_timeout', %s, true)", (before,))
 
+    def has_fixed_snapshot(self, connection: Any) -> bool:
+        # Index: none, no table. REPEATABLE READ and SERIALIZABLE read by the snapshot of their first statement.
+        sql = "SELECT current_setting('transaction_isolation') <> 'read committed'"
+        return bool(fetch(connection, sql, ())[0][0])
+
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         idle, interval = self._keepalives(seconds)
         return {

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connections, transaction
 from django.utils import timezone
 
 from queueapp.consuming.registry import registered
@@ -599,3 +600,22 @@ def test_a_task_that_was_purged_between_two_attempts_is_not_to_be_tried_for_ever
     assert "Task results of 'default': 1 row was deleted" in caplog.text
     assert [str(one.pk) for one in Result.objects.all()] == [waiting.id]
     assert len(backend.get_result(waiting.id).errors) == 1
+
+
+def test_a_result_is_seen_from_a_transaction_with_a_fixed_snapshot(backend: Any, worker: Any, alias: str) -> None:
+    if connections[alias].vendor != "postgresql":
+        pytest.skip("sets the level of one transaction, as PostgreSQL has it")
+    result = declared.noop.enqueue()
+
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        result.refresh()
+        assert result.status == TaskResultStatus.READY
+        worker()
+        eventually(lambda: (result.refresh(), result.is_finished)[1])
+        own = declared.noop.enqueue()
+        own.refresh()
+        assert own.status == TaskResultStatus.READY
+
+    assert result.status == TaskResultStatus.SUCCESSFUL
