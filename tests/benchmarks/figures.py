@@ -20,7 +20,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": 
 
 #: Where the measurements are, in the order of the table.
 FAMILIES = (
-    "drain", "several", "peers", "sending", "keyed", "backlog", "crowd", "wal", "latency", "careful", "stopping", "footprint",
+    "drain", "several", "peers", "sending", "keyed", "backlog", "crowd", "wal", "latency", "crash_tracking", "stopping", "footprint",
     "filtering", "amps", "tasks", "tracing", "celery",
 )  # fmt: skip
 

@@ -63,7 +63,7 @@ def max_backlog(scale: Scale) -> Samples:
     return _drains("max-backlog", Capped, Leased, scale, processes=2)
 
 
-@measures(*_figures("fairness", "", "AT_LEAST_ONCE, messages shared out in proportion, two worker processes / FAST"))
+@measures(*_figures("fairness", "", "AT_LEAST_ONCE, messages distributed in proportion, two worker processes / FAST"))
 def fairness(scale: Scale) -> Samples:
     return _drains("fairness", Fair, Leased, scale, processes=2)
 

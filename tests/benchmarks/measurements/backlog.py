@@ -79,7 +79,7 @@ _EXPIRED = "'', NULL, NULL, NULL, clock_timestamp() - interval '1 minute'"
 def _head(name: str, whose: str) -> Callable[[Callable[[Scale], Samples]], Callable[[Scale], Samples]]:
     return measures(
         Figure(name, ">= 0.8", "ratio", f"drain of 300,000 behind 1,000,000 {whose} / without them (msg/s)"),
-        Figure(f"{name}-walk", "", "ms", "what that drain takes longer"),
+        Figure(f"{name}-scan", "", "ms", "what that drain takes longer"),
     )
 
 
@@ -103,7 +103,7 @@ def head_expired(scale: Scale) -> Samples:
         "behind-unknown",
         ">= 0.8",
         "ratio",
-        "drain behind 1,000,000 messages of a type that nobody here takes, walked over before / without them (msg/s)",
+        "drain behind 1,000,000 messages of an unknown type, scanned before / without them (msg/s)",
     )
 )
 def behind_unknown(scale: Scale) -> Samples:
@@ -144,5 +144,5 @@ def _behind(name: str, queue: Any, columns: str, scale: Scale, recipient: str = 
             without = drain(queue)
             yield {
                 name: Ratio(count / with_head, count / without),
-                f"{name}-walk": (with_head - without) * 1000,
+                f"{name}-scan": (with_head - without) * 1000,
             }

@@ -98,7 +98,7 @@ def _notify_round_trip(count: int) -> float:
         "beside-slow-p99",
         "<= 20",
         "ms",
-        "send -> handler, of messages sent one by one beside a handler that sleeps 2 s; one process, 4 tasks, 99th percentile",
+        "send -> handler, of messages sent one by one beside a handler that sleeps 2 s; one process, 4 receivers, 99th percentile",
     )
 )
 def beside_slow(scale: Scale) -> Samples:
