@@ -34,6 +34,9 @@ class AsyncReceive:
     def __len__(self) -> int:
         return len(self._receive)
 
+    def __getitem__(self, index: int) -> AsyncMessage:
+        return AsyncMessage(self._receive[index])
+
     async def __aiter__(self) -> AsyncIterator[AsyncMessage]:
         for message in self._receive:
             yield AsyncMessage(message)

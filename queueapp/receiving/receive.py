@@ -10,12 +10,12 @@ the same transaction; one that reached ``max_deliveries`` without being returned
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from django.db import connections, transaction
 
@@ -35,8 +35,10 @@ from .receive_batch import ReceiveBatch
 from .temporary_subscriber import register
 
 
-class Receive:
-    """The context manager behind ``Queue.receive()``: one batch of at most ``max_backlog`` messages.
+class Receive(Sequence[Message]):
+    """The context manager behind ``Queue.receive()``: one batch of at most ``max_backlog`` messages, a sequence of ``Message``.
+
+    A message that the caller has got by iteration or by index counts as handed out; the others are released uncounted at the end.
 
     AT_LEAST_ONCE: the messages are leased for ``lease_period``, to ``client`` if it is given (a uuid; under STRICT leasing every
     caller that names it may end them as well). A queue whose leases do not expire needs a ``lease_period`` here.
@@ -69,8 +71,9 @@ class Receive:
         self._recipient = recipient
         self._batch = ReceiveBatch(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
         self._atomic: AbstractContextManager[Any] | None = None
-        self._started: list[Message] = []
-        self._waiting: list[Message] = []
+        self._messages: list[Message] = []
+        #: Indexes of the messages that were handed out.
+        self._handed_out: set[int] = set()
         self._entered = False
         self._limited_claims: LimitedClaims | None = None
         #: TRANSACTIONAL: the block is within a transaction of the caller.
@@ -83,12 +86,11 @@ class Receive:
             self._atomic = transaction.atomic(using=self.alias)
             self._atomic.__enter__()
         try:
-            self._waiting = [Message(self._batch, claimed) for claimed in self._claim()] or self._barriers()
+            self._messages = [Message(self._batch, claimed) for claimed in self._claim()] or self._barriers()
         except BaseException as error:
             if self._atomic is not None:
                 self._atomic.__exit__(type(error), error, error.__traceback__)
             raise
-        self._waiting.reverse()
         self._entered = True
         return self
 
@@ -108,24 +110,39 @@ class Receive:
         return FOREVER_MS
 
     def __iter__(self) -> Iterator[Message]:
+        self._refuse_before_entering()
+        for index, message in enumerate(self._messages):
+            self._handed_out.add(index)
+            yield message
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        self._refuse_before_entering()
+        found = self._messages[index]
+        self._handed_out.update(range(len(self))[index] if isinstance(index, slice) else [range(len(self))[index]])
+        return found
+
+    def __len__(self) -> int:
+        """The number of messages of the batch."""
+        return len(self._messages)
+
+    def _refuse_before_entering(self) -> None:
         if not self._entered:
             label = self.queue.__name__
             raise QueueError(
                 f"Nothing was received yet: write `with {label}.receive(...) as batch:` and iterate over the batch in it."
             )
-        while self._waiting:
-            message = self._waiting.pop()
-            self._started.append(message)
-            yield message
-
-    def __len__(self) -> int:
-        """Messages not yet handed out by the iteration."""
-        return len(self._waiting)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if self._atomic is None or kind is None:
-                self._batch.release(self._waiting, self._started)
+                self._batch.release(
+                    [message for index, message in enumerate(self._messages) if index not in self._handed_out],
+                    [message for index, message in enumerate(self._messages) if index in self._handed_out],
+                )
         except BaseException as failed:
             if self._atomic is not None:
                 self._atomic.__exit__(type(failed), failed, failed.__traceback__)

@@ -63,7 +63,33 @@ def test_a_batch_is_the_lowest_messages_in_order(queue: Any) -> None:
     with queue.receive(3) as batch:
         assert len(batch) == 3
         assert numbers(batch) == [0, 1, 2]
-        assert len(batch) == 0
+        assert len(batch) == 3
+
+
+@EVERY
+def test_batch_can_be_iterated_again_indexed_and_measured(queue: Any) -> None:
+    send(queue, 3)
+
+    with queue.receive(3) as batch:
+        assert numbers(batch) == numbers(batch) == [0, 1, 2]
+        assert (batch[0].body["number"], batch[-1].body["number"], numbers(batch[1:])) == (0, 2, [1, 2])
+        assert len(batch) == 3
+        assert batch[0] in batch
+        with pytest.raises(IndexError):
+            batch[3]
+        for message in batch:
+            message.ack()
+
+    assert not queue.objects.exists()
+
+
+def test_message_taken_by_index_counts_as_handed_out() -> None:
+    send(Leased, 3)
+
+    with Leased.receive(3) as batch:
+        assert batch[1].body["number"] == 1
+
+    assert list(Leased.objects.order_by("seq").values_list("cancels", flat=True)) == [0, 1, 0]
 
 
 @EVERY
