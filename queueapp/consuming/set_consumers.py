@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from datetime import date, datetime
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from django.db import connections, models
 from django.db.models import QuerySet
-from django.db.models.functions import Now
+from django.db.models.functions import Cast, Now
+from django.utils import timezone
 
 from ..errors import InvalidOption
 from ..options import Option
@@ -55,26 +58,41 @@ class MessageSet:
 
     def insert_into(self, model: type[models.Model], **values: Any) -> int:
         """Insert a row into the table of ``model`` for each message, by one INSERT … SELECT; returns how many. The values are
-        expressions over ``rows``, or plain ones; a field that is not named gets its default. No ``save()`` and no signal."""
+        expressions over ``rows``, or plain ones; a field that is not named gets its default. No ``save()`` and no signal. Raises
+        InvalidOption for a field that does not exist, and for one that is not named and whose default only Python can compute."""
         fields = {field.name: field for field in model._meta.concrete_fields}
+        call = f"insert_into({model.__name__})"
         for name in values:
             if name not in fields:
-                raise InvalidOption(
-                    f"insert_into({model.__name__}): {name}", values[name], f"one of {', '.join(fields)}"
-                )
+                raise InvalidOption(f"{call}: {name}", values[name], f"one of {', '.join(fields)}")
         given = {fields[name]: orm.as_value(value, fields[name]) for name, value in values.items()}
         for field in fields.values():
-            if field not in given and (value := _default(field)) is not None:
+            if field not in given and (value := _default(field, call)) is not None:
                 given[field] = value
         return orm.insert_select(connections[self.alias], self.rows, model, given)
 
 
-def _default(field: Any) -> Any:
-    """What ``save()`` would put into a field that is not named; None: nothing, or the database does."""
+#: Defaults of which one value serves all rows of a set.
+_CONSTANT_DEFAULTS: tuple[Any, ...] = (
+    timezone.now, datetime.now, datetime.utcnow, datetime.today, date.today, dict, list, tuple, set, str, bytes, int, float, bool,
+)  # fmt: skip
+
+
+def _default(field: Any, call: str) -> Any:
+    """The value that ``save()`` would give a field that is not named, for each row; None: none, or the database's."""
     if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
         return Now()
-    if field.primary_key or field.generated or field.has_db_default():
+    if field.generated or field.has_db_default() or (field.primary_key and not field.has_default()):
         return None
+    default = field.default
+    if default is uuid4:
+        return orm.NewUuid() if isinstance(field, models.UUIDField) else Cast(orm.NewUuid(), field)
+    if callable(default) and default not in _CONSTANT_DEFAULTS:
+        raise InvalidOption(
+            f"{call}: {field.name}",
+            default,
+            "given in the call: this default would be the same for all rows of the set",
+        )
     value = field.get_default()
     return None if value is None else orm.as_value(value, field)
 

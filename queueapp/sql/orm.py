@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from django.db.models import CharField, F, Func, Lookup, Model, QuerySet, TextField, Value
+from django.db.models import CharField, F, Func, Lookup, Model, QuerySet, TextField, UUIDField, Value
 from django.db.models.functions import Cast
 from django.db.models.sql.datastructures import BaseTable
 
@@ -108,6 +108,18 @@ def body_field(path: Sequence[str | int], output_field: Any) -> Any:
     """A value of a JSON body as a field of this kind."""
     text = _BodyText(path, is_long=isinstance(output_field, CharField | TextField))
     return text if isinstance(output_field, TextField) else Cast(text, output_field)
+
+
+class NewUuid(Func):
+    """A random UUID, another one for each row."""
+
+    output_field = UUIDField()
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        return "gen_random_uuid()", []
+
+    def as_microsoft(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        return "NEWID()", []
 
 
 def insert_select(connection: Any, rows: Any, model: Any, values: dict[Any, Any]) -> int:

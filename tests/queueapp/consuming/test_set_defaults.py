@@ -1,0 +1,61 @@
+"""The default of a field that ``MessageSet.insert_into`` does not name: a value for each row, or refused."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, models
+from django.test.utils import isolate_apps
+from django.utils import timezone
+
+from queueapp.consuming.set_consumers import MessageSet
+from queueapp.errors import InvalidOption
+from tests.testapp.models import InSets
+
+pytestmark = pytest.mark.django_db
+
+
+with isolate_apps("tests.testapp"):  # no model of the project: migrations do not know it
+
+    class Ticket(models.Model):
+        id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+        slug = models.CharField(max_length=36, default=uuid.uuid4)
+        number = models.TextField()
+        at = models.DateTimeField(default=timezone.now)
+        options = models.JSONField(default=dict)
+        secret = models.CharField(max_length=64, default=secrets.token_hex)
+
+        class Meta:
+            app_label = "testapp"
+            managed = False
+
+
+@pytest.fixture
+def messages() -> Iterator[MessageSet]:
+    with connection.schema_editor() as editor:
+        editor.create_model(Ticket)
+    InSets.send_many({"number": number} for number in range(3))
+    yield MessageSet(InSets, "default", list(InSets.objects.values_list("seq", flat=True)))
+    with connection.schema_editor() as editor:
+        editor.delete_model(Ticket)
+
+
+def test_uuid4_gives_each_row_a_value_of_its_own(messages: MessageSet) -> None:
+    assert messages.insert_into(Ticket, number=messages.body("number"), secret="given") == 3
+
+    rows: list[Any] = list(Ticket.objects.order_by("number"))
+    assert [row.number for row in rows] == ["0", "1", "2"]
+    assert len({row.pk for row in rows}) == len({row.slug for row in rows}) == 3
+    assert all(uuid.UUID(row.slug).version == row.pk.version == 4 for row in rows)
+    assert [row.options for row in rows] == [{}, {}, {}]
+
+
+def test_default_that_only_python_can_compute_is_refused_by_the_name_of_its_field(messages: MessageSet) -> None:
+    with pytest.raises(InvalidOption, match=r"insert_into\(Ticket\): secret = .*must be given in the call"):
+        messages.insert_into(Ticket, number=messages.body("number"))
+
+    assert not Ticket.objects.exists()
