@@ -6,6 +6,8 @@ else has locked, archived or moved meanwhile is left as it is.
 
 A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is over
 is dropped, because it was received in time, and whoever requeues the message wants it handled.
+
+A message stays poison if another message with its dedupe key waits in the queue.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import QueueNotFound
 from ..models import Now, PoisonMessage
+from ..sending import dedupe
 from ..sql import backend_of, nonblocking, queue_sql
 from ..sql.message_columns import COUNTS, row_from
 from ..sql.tables import StoreTable
@@ -84,7 +87,10 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
         over = everything.filter(number__in=[row.number for row in rows], expires__lte=Now())
         over.update(expires=None)
         moved = 0
-        for queue, numbers in by_queue.items():
+        for queue, given in by_queue.items():
+            numbers = _admitted(queue, everything, given)
+            if not numbers:
+                continue
             count = queue_sql(queue, connection).inserts.insert_from(
                 connection, store, numbers, reset_counts=reset_counts
             )
@@ -99,6 +105,16 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
             moved += send_back(alias, destination, [row_from(row, **anew) for row in chosen.order_by("number")])
             chosen.delete()
     return moved
+
+
+def _admitted(queue: Any, everything: Any, numbers: list[int]) -> list[int]:
+    """The poison messages that may be inserted: those whose dedupe key no other message in the queue has. The others stay poison."""
+    if queue.delivery.dedupe_key is None:
+        return numbers
+    rows = list(everything.filter(number__in=numbers).order_by("number"))
+    stored = [dedupe.Stored(row.message_id, row.headers, row.body) for row in rows]
+    admitted = dedupe.admit_stored(queue, connections[everything.db], stored)
+    return [row.number for row, is_admitted in zip(rows, admitted, strict=True) if is_admitted]
 
 
 def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:

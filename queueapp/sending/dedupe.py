@@ -11,13 +11,15 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import delayed
-from ..errors import DuplicateMessage, InvalidMessage
+from .. import delayed, messages
+from ..consuming.registry import registered
+from ..errors import DuplicateMessage, InvalidMessage, QueueError, UndecodableMessage
 from ..messages.ids import as_uuid
 from ..models import DelayedMessage, MessageKey
 from ..models.delivery.dedupe import OnConflict
+from ..models.delivery.topics import content_type_of
 from ..sql import backend_of, queue_sql
 from ..sql.tables import StoreTable
 
@@ -96,6 +98,58 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
     if anew:
         backend.dedupe.set_keys(connection, TABLE, label, anew, [ids[key] for key in anew])
     return {digests[key]: one for key, one in kept.items()}
+
+
+class Stored(NamedTuple):
+    """A stored message that is to be inserted into a queue: requeued, or copied from the journal."""
+
+    id: uuid.UUID
+    headers: str
+    body: bytes | None
+
+
+def admit_stored(
+    queue: Any, connection: Any, rows: Sequence[Stored], conflict: OnConflict = OnConflict.IGNORE
+) -> list[bool]:
+    """Check the keys of stored messages before they are inserted, in the same transaction: whether each is to be inserted. Of several
+    with one key the first is, or, with "replace", the last. A key that the queue computes is computed from the stored body, decoded
+    for the consumer of this process. Raises InvalidMessage if that fails.
+
+    A key that the sender gave is known only while no later message was sent with it; then the message holds its key already, which
+    is locked here, so that a concurrent sender waits and sees the message.
+    """
+    declared = queue.delivery.dedupe_key
+    if declared is None or not rows:
+        return [True] * len(rows)
+    if not callable(declared):
+        held = MessageKey.objects.using(connection.alias).select_for_update().order_by("key")
+        list(held.filter(queue=queue._meta.label, message_id__in=[row.id for row in rows]).values_list("pk"))
+        return [True] * len(rows)
+    keys = [_computed_key(queue, row, connection.alias) for row in rows]
+    chosen: dict[str, int] = {}
+    for index, key in enumerate(keys):
+        if key is not None and (key not in chosen or conflict is OnConflict.REPLACE):
+            chosen[key] = index
+    waiting = admit_many(queue, connection, {key: rows[index].id for key, index in chosen.items()}, conflict)
+    return [key is None or (chosen[key] == index and key not in waiting) for index, key in enumerate(keys)]
+
+
+def _computed_key(queue: Any, row: Stored, alias: str) -> str | None:
+    try:
+        kind = messages.read_kind(row.headers)
+        if not kind.content_type:
+            kind = kind._replace(content_type=content_type_of(queue))
+        consumer = registered.find(queue, kind, "", row.headers)
+        known = consumer.knows(kind.names[0]) if consumer is not None and kind.names[0] else None
+        body = messages.read_stored(row.body, kind, known or Any, row.headers, row.id, alias)
+    except (UndecodableMessage, QueueError):
+        return None  # its handler cannot read it either: it becomes poison again
+    try:
+        return key_of(queue, body, None)
+    except Exception as error:  # the project's callable
+        raise InvalidMessage(
+            f"{queue._meta.label}.Delivery.dedupe_key raises {type(error).__name__} for the stored message {row.id}: {error}"
+        ) from error
 
 
 def digest(key: str) -> str:

@@ -29,9 +29,10 @@ from ..journal.start_positions import Start, start_of
 from ..journal.topics import among, is_journaled
 from ..messages.body_filters import sealing
 from ..models import DelayedMessage, JournalCopied, JournalCursor, Now, PoisonMessage
+from ..models.delivery import OnConflict
 from ..models.delivery.journal import NOW, Point, point_of, point_text
 from ..models.delivery.topics import is_pattern, underlying_topic
-from ..sending import fanout
+from ..sending import dedupe, fanout
 from ..sending.enqueue_expressions import rules_of
 from ..sending.validation import alias_of
 from ..sql import queue_sql
@@ -342,7 +343,16 @@ class QueueFeeder:
 
 
 def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int:
-    """Insert entries into a queue in the caller's transaction, and notify its workers; returns how many messages."""
+    """Insert entries into a queue in the caller's transaction, and notify its workers; returns how many messages. On a queue with
+    dedupe keys an entry is left out if a message with its key waits, or replaces that one (``Delivery.on_conflict``)."""
+    entries = list(entries)
+    if queue.delivery.dedupe_key is not None:
+        conflict = OnConflict(queue.delivery.on_conflict)
+        if conflict is OnConflict.ERROR:
+            conflict = OnConflict.IGNORE  # its publisher is not there to get the error
+        stored = [dedupe.Stored(messages.as_uuid(one.id), one.headers, one.body) for one in entries]
+        admitted = dedupe.admit_stored(queue, connection, stored, conflict)
+        entries = [one for one, is_admitted in zip(entries, admitted, strict=True) if is_admitted]
     known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
     rows = [row for one in entries for row in rows_of(queue, one, known)]
     count = queue_sql(queue, connection).inserts.insert_rows(connection, rows)

@@ -84,6 +84,11 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
             f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there would lie in "
             "the clear. Send it with send_many, or into another queue."
         )
+    if target.computes_keys:
+        raise InvalidDataFrame(
+            f"Queue {target.label} computes dedupe keys from bodies (Delivery.dedupe_key), and Spark cannot: several messages with one "
+            "key would wait. Send it with send_many, or into another queue."
+        )
     if message_type is not None:
         return _typed_plan(target, schema, message_type)
     names = [field.name for field in schema.fields]

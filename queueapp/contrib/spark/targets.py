@@ -42,6 +42,8 @@ class QueueTarget:
     entering: Mapping[str, Any] | None = None
     #: Its bodies are encrypted, and the keys are nowhere but in the project's processes.
     encrypts: bool = False
+    #: A callable of the project computes dedupe keys from bodies.
+    computes_keys: bool = False
 
     @property
     def label(self) -> str:
@@ -92,6 +94,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
                 foreign=bool(queue.wire_format),
                 entering=_entering(queue),
                 encrypts=delivery.encrypts,
+                computes_keys=callable(delivery.dedupe_key),
             )
         )
     return Snapshot(

@@ -4,17 +4,18 @@ count; and messages that are processed once."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import threading
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from queueapp import (
     Context,
@@ -30,10 +31,15 @@ from queueapp import (
 )
 from queueapp.consuming.registry import registered
 from queueapp.failures import poison_archive, requeue_poison
-from queueapp.models import DelayedMessage, MessageKey, PoisonMessage, ProcessedMessage
+from queueapp.failures.poison_store import insert_poison
+from queueapp.messages import new_id
+from queueapp.models import DelayedMessage, MessageKey, Now, PoisonMessage, ProcessedMessage
 from queueapp.receiving import inbox
+from queueapp.sending import dedupe
 from queueapp.sql import queue_sql
+from queueapp.sql.journal import JournalRecord
 from queueapp.testing import Kit
+from queueapp.topics.backfill import insert
 from tests.in_process_worker import eventually, real_commits
 from tests.protocol_trace import traced
 from tests.testapp.models import Addressed, Effect, Keyed, KeyedOnce, KeyedTransactional, Leased
@@ -543,3 +549,81 @@ def test_who_keeps_house_forgets_old_notes_and_keys_whose_messages_are_gone(
     Keyed.send(body(9, "gone 0"), on_conflict="error")
     with pytest.raises(DuplicateMessage):
         Keyed.send(body(9, "waits"), on_conflict="error")
+
+
+# -- stored messages -------------------------------------------------------------------------------------------------
+
+
+def poisoned(queue: Any) -> PoisonMessage:
+    """The one message of the queue, moved to poison."""
+    connection = connections["default"]
+    sql = queue_sql(queue, connection)
+    with transaction.atomic():
+        row = sql.failures.lock(connection, queue.objects.get().seq, None, 1000)
+        assert row is not None
+        insert_poison("default", queue._meta.label, row, "tests", attempts=1)
+        sql.failures.remove(connection, [row.seq])
+    return PoisonMessage.objects.get(message_id=row.id)
+
+
+@pytest.mark.parametrize("queue", [Keyed, KeyedTransactional])
+def test_requeued_poison_keeps_its_key_for_longer_than_an_hour(queue: Any) -> None:
+    given = {} if queue is Keyed else {"dedupe_key": "k"}
+    first = queue.send(body(1, "k"), **given)
+    poisoned(queue)
+    MessageKey.objects.update(changed_at=Now() - 2 * HOUR)
+    inbox.run_maintenance("default", lambda: True)
+
+    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+
+    assert queue.send(body(2, "k"), **given, on_conflict="ignore") == first
+    assert queue.objects.count() == 1
+
+
+def test_poison_stays_poison_while_another_message_with_its_key_waits() -> None:
+    Keyed.send(body(1, "k"))
+    old = poisoned(Keyed)
+    Keyed.send(body(2, "k"))
+
+    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 0
+    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Keyed) == 0
+    Keyed.objects.all().delete()
+    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+
+    assert Keyed.objects.get().id == old.message_id
+
+
+def test_requeue_to_a_queue_with_keys_admits_one_message_of_each_key() -> None:
+    Keyed.send(body(1, "k"))
+    waiting = Keyed.objects.get().id
+    for number in range(2):
+        KeyedTransactional.send(body(number, "k"))
+        poisoned(KeyedTransactional)
+
+    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Keyed) == 0
+    Keyed.objects.all().delete()
+    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Keyed) == 1
+
+    assert Keyed.objects.get().id != waiting
+
+
+def test_messages_from_the_journal_are_left_out_while_one_with_their_key_waits() -> None:
+    Keyed.send(body(1, "k"))
+    entries = [
+        JournalRecord(
+            number, 1, "t", new_id().bytes, "{}", json.dumps(body(number, key)).encode(), datetime.now(UTC), None, "", 0, None, None,
+            False,
+        )
+        for number, key in enumerate(["k", "other", "other", None])
+    ]  # fmt: skip
+
+    with transaction.atomic():
+        assert insert(Keyed, connections["default"], entries) == 2
+
+    assert there(Keyed) == [1, 1, 3]
+
+
+def test_key_that_cannot_be_computed_of_a_stored_message_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(Keyed.delivery), "dedupe_key", lambda given: given["nowhere"])
+    with pytest.raises(InvalidMessage, match=r"dedupe_key raises KeyError for the stored message"):
+        dedupe.admit_stored(Keyed, connections["default"], [dedupe.Stored(new_id(), "{}", b"{}")])
