@@ -18,7 +18,7 @@ from django.db.models import Case, CharField, F, IntegerField, Value, When
 from django.utils import timezone
 
 from ...delayed import is_built_in, store_of
-from ...errors import UndecodableMessage
+from ...errors import ErasedMessage, UndecodableMessage
 from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...sending.isolation import outside_transaction
 from ...sql import backend_of, nonblocking
@@ -26,7 +26,7 @@ from .compat import TaskError, TaskResult, TaskResultStatus
 from .import_task import restored
 from .models import Result
 from .result_store import BATCH, sent_at
-from .serialization import TaskHeaders, arguments_of
+from .serialization import TaskHeaders, stored_arguments
 
 #: Locations of a message, in order of precedence if copies of it are in several.
 LEASED, WAITING, DELAYED, POISON = range(4)
@@ -81,7 +81,7 @@ def read(queue: Any, alias: str, identity: uuid.UUID) -> Any:
         if location is not None:
             return _result_of_message(queue, alias, location, stored)
         if stored is not None and not _is_lost(alias, stored):
-            return _result_of_row(stored)
+            return _result_of_row(alias, stored)
     return None
 
 
@@ -116,10 +116,10 @@ def status_of(location: MessageState | None, stored: Result | None) -> TaskResul
 def _result_of_message(queue: Any, alias: str, location: MessageState, stored: Result | None) -> Any:
     status = status_of(location, stored)
     if status is TaskResultStatus.SUCCESSFUL:
-        return _result_of_row(stored)
+        return _result_of_row(alias, stored)
     # A message requeued without its history starts from the beginning.
     history = stored if stored is not None and (location.failures or status is TaskResultStatus.FAILED) else None
-    result = _result(location.id, location.headers, location.body, location.enqueued_at, status, history)
+    result = _result(alias, location.id, location.headers, location.body, location.enqueued_at, status, history)
     if status is TaskResultStatus.RUNNING:
         _add_attempt(queue, alias, location.id, result)
     if status is TaskResultStatus.FAILED and (history is None or history.status != Result.Status.FAILED):
@@ -127,15 +127,19 @@ def _result_of_message(queue: Any, alias: str, location: MessageState, stored: R
     return result
 
 
-def _result_of_row(stored: Any) -> Any:
-    return _result(stored.pk, stored.headers, stored.body, stored.enqueued_at, TaskResultStatus(stored.status), stored)
+def _result_of_row(alias: str, stored: Any) -> Any:
+    return _result(
+        alias, stored.pk, stored.headers, stored.body, stored.enqueued_at, TaskResultStatus(stored.status), stored
+    )
 
 
-def _result(identity: uuid.UUID, headers: str, body: Any, enqueued_at: Any, status: Any, stored: Result | None) -> Any:
+def _result(
+    alias: str, identity: uuid.UUID, headers: str, body: Any, enqueued_at: Any, status: Any, stored: Result | None
+) -> Any:
     task_headers = TaskHeaders.by(headers)
     try:
-        args, kwargs = arguments_of(bytes(body) if body is not None else None)
-    except UndecodableMessage:
+        args, kwargs = stored_arguments(bytes(body) if body is not None else None, headers, identity, alias)
+    except (UndecodableMessage, ErasedMessage):
         args, kwargs = [], {}
     result: Any = TaskResult(
         task=restored(task_headers),

@@ -13,6 +13,8 @@ from django.utils.dateparse import parse_datetime
 from ... import messages
 from ...errors import UndecodableMessage
 from ...failures.history import clean
+from ...messages.bodies import read_stored
+from ...messages.headers import read_kind
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME
 
 QUEUE, BACKEND, PRIORITY, RUN_AFTER = "task-queue", "task-backend", "task-priority", "task-run-after"
@@ -40,13 +42,27 @@ def body_of(args: Any, kwargs: Any) -> bytes:
 def arguments_of(body: bytes | None) -> tuple[list[Any], dict[str, Any]]:
     """The reverse of ``body_of``. Raises UndecodableMessage."""
     try:
-        found = json.loads(body or b"")
-        args, kwargs = found["args"], found["kwargs"]
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        return _checked(json.loads(body or b""))
+    except (ValueError, RecursionError) as error:
+        raise UndecodableMessage(f"The body has no task arguments: {error!r}") from error
+
+
+def _checked(value: Any) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        args, kwargs = value["args"], value["kwargs"]
+    except (TypeError, LookupError) as error:
         raise UndecodableMessage(f"The body has no task arguments: {error!r}") from error
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise UndecodableMessage("The body has no task arguments: not a list and an object.")
     return args, kwargs
+
+
+def stored_arguments(
+    body: bytes | None, headers: str, identity: uuid.UUID, alias: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a message as it is stored: compressed, encrypted or in another codec than JSON. Raises UndecodableMessage,
+    ErasedMessage and KeyMissing."""
+    return _checked(read_stored(body, read_kind(headers), Any, headers, identity, alias))
 
 
 class TaskHeaders:

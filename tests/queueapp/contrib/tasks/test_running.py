@@ -619,3 +619,27 @@ def test_a_result_is_seen_from_a_transaction_with_a_fixed_snapshot(backend: Any,
         assert own.status == TaskResultStatus.READY
 
     assert result.status == TaskResultStatus.SUCCESSFUL
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("encoding", ("encrypted",)),
+        ("encoding", ("zlib",)),
+        ("encoding", ("zlib", "encrypted")),
+        ("message_type", "msgpack"),
+    ],
+)
+def test_arguments_are_read_whatever_the_encoding_of_the_queue(
+    backend: Any, drain: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, option: str, value: Any
+) -> None:
+    settings.QUEUEAPP = {**settings.QUEUEAPP, "KEYRING": lambda: {"only": bytes(range(32))}}
+    monkeypatch.setattr(TaskQueue.delivery, option, value)
+    result = declared.add.enqueue(1, right=2)
+
+    result.refresh()
+    assert (result.args, result.kwargs) == ([1], {"right": 2})
+    drain()
+    result.refresh()
+
+    assert (result.status, result.args, result.kwargs) == (TaskResultStatus.SUCCESSFUL, [1], {"right": 2})
