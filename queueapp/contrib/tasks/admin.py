@@ -16,6 +16,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from ...admin.bodies import may_view
 from ...admin.databases import DatabaseFilter
 from ...admin.formatting import display, untrusted
 from ...admin.large_tables.lists import BoundedFilter
@@ -24,11 +25,12 @@ from ...models import Now, UtcField
 from ...sql import nonblocking
 from . import result_reader
 from .consumers import backends, queue_of
-from .models import Result
+from .models import Result, TaskQueue
 from .serialization import id_of
 
 #: Badge colour of each status.
 _TONES: dict[str, display.Tone] = {"READY": "quiet", "RUNNING": "busy", "SUCCESSFUL": "good", "FAILED": "bad"}
+NOT_ALLOWED = "You may not view the bodies of this queue."
 _LARGE = ("headers", "body", "return_value", "errors")
 
 
@@ -113,6 +115,7 @@ class ResultAdmin(ResultsAdmin):
             return None
         if row is not None:
             self.prepare_rows([row])
+            row.shows_values = may_view(self.admin_site, request, _queue_of_row(row)._meta.label)
         return row
 
     # -- columns and fields --------------------------------------------------------------------------------------------
@@ -151,12 +154,16 @@ class ResultAdmin(ResultsAdmin):
         return len(_list(row.worker_ids))
 
     @admin.display(description="arguments")
-    def arguments(self, row: Result) -> Any:
+    def arguments(self, row: Any) -> Any:
+        if not row.shows_values:
+            return NOT_ALLOWED
         shown = untrusted.body(bytes(row.body) if row.body is not None else None, len(row.body or b""))
         return _block(shown.text)
 
     @admin.display(description="return value")
-    def returned(self, row: Result) -> Any:
+    def returned(self, row: Any) -> Any:
+        if not row.shows_values:
+            return NOT_ALLOWED
         return (
             _block(untrusted.text(row.return_value).text) if row.status == Result.Status.SUCCESSFUL else display.NOTHING
         )
@@ -178,6 +185,12 @@ def _block(text: str) -> SafeString:
 def _list(text: str) -> list[Any]:
     found = json.loads(text)
     return found if isinstance(found, list) else []
+
+
+def _queue_of_row(row: Result) -> Any:
+    """The queue whose permission guards the values of a result; of an unknown backend the default queue."""
+    found = (queue_of(backend) for backend in backends() if backend.alias == row.backend)
+    return next((queue for queue in found if queue is not None), TaskQueue)
 
 
 def _queues() -> list[Any]:

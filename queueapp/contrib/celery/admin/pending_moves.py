@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.auth import get_permission_codename
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ....admin.bodies import may_view
 from ....admin.databases import DatabaseFilter
 from ....admin.formatting import display, untrusted
 from ....admin.large_tables.lists import ByteLength
@@ -62,8 +62,7 @@ class PendingMoveAdmin(ResultsAdmin):
             return None
         row = self.get_queryset(request).using(alias).filter(pk=int(primary)).first()
         if row is not None:
-            may = f"{BrokerQueue._meta.app_label}.{get_permission_codename('view', BrokerQueue._meta)}"
-            row.shows_body = request.user.has_perm(may)
+            row.shows_body = may_view(self.admin_site, request, BrokerQueue._meta.label)
         return row
 
     # -- columns and fields ----------------------------------------------------------------------------------------

@@ -10,19 +10,21 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from ....admin.bodies import may_view
 from ....admin.databases import DatabaseFilter
 from ....admin.formatting import display, untrusted
 from ....admin.large_tables.lists import BoundedFilter
 from ....admin.read_only import ResultsAdmin
 from ....models import Now, UtcField
 from ....sql import nonblocking
-from ..models import MAX_ID_LENGTH, CeleryResult
+from ..models import MAX_ID_LENGTH, BrokerQueue, CeleryResult
 
 #: Badge colour of each state; a custom state of a task counts as running.
 _TONES: dict[str, display.Tone] = {
     "PENDING": "quiet", "RECEIVED": "quiet", "STARTED": "busy", "SUCCESS": "good", "FAILURE": "bad", "REVOKED": "warn",
     "RETRY": "warn",
 }  # fmt: skip
+NOT_ALLOWED = "You may not view the bodies of Celery messages."
 _LARGE = ("result", "traceback", "children", "args", "kwargs", "meta")
 
 
@@ -83,7 +85,10 @@ class CeleryResultAdmin(ResultsAdmin):
         alias, primary = self.place_of(object_id)
         if not primary.isdecimal() or len(primary) > 18:
             return None
-        return self._rows(super().get_queryset(request)).using(alias).filter(pk=int(primary)).first()
+        row = self._rows(super().get_queryset(request)).using(alias).filter(pk=int(primary)).first()
+        if row is not None:
+            row.shows_values = may_view(self.admin_site, request, BrokerQueue._meta.label)
+        return row
 
     # -- columns and fields --------------------------------------------------------------------------------------------
 
@@ -116,13 +121,17 @@ class CeleryResultAdmin(ResultsAdmin):
         return "never" if row.expires_at is None else display.ago(row.expires_at, row.db_now)
 
     @admin.display(description="arguments")
-    def arguments(self, row: CeleryResult) -> Any:
+    def arguments(self, row: Any) -> Any:
+        if not row.shows_values:
+            return NOT_ALLOWED
         if row.args is None and row.kwargs is None:
             return "Not stored: result_extended is off."
         return format_html_join("", "{}", ((_block(part),) for part in (row.args, row.kwargs) if part is not None))
 
     @admin.display(description="result")
-    def returned(self, row: CeleryResult) -> Any:
+    def returned(self, row: Any) -> Any:
+        if not row.shows_values:
+            return NOT_ALLOWED
         return _block(row.result)
 
     @admin.display(description="traceback")

@@ -129,7 +129,7 @@ def test_delete_takes_the_queue_its_bindings_and_its_messages(operator: Client, 
     for answer in ({}, {"confirmed": "yes"}):  # a colleague, who still has it on the screen
         data = {"action": "delete_queues", "_selected_action": [HOSTILE], **answer}
         (told,) = notes(operator.post(url(DeclaredQueue), data, follow=True))
-        assert "Somebody else has dealt with it" in told
+        assert "Another operator has handled them" in told
 
 
 def test_a_queue_that_a_live_worker_takes_from_is_not_deleted(operator: Client, queues: Any) -> None:

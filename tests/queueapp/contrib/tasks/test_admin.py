@@ -95,7 +95,12 @@ def test_who_may_not_see_results_does_not(staff: Callable[..., Client], ended: d
     assert staff().get(url(Result)).status_code == 403
     allowed = staff("queueapp_tasks.view_result")
     assert allowed.get(url(Result)).status_code == 200
-    assert allowed.get(url(Result, "change", ended["well"])).status_code == 200
+    page = allowed.get(url(Result, "change", ended["well"])).content.decode()
+    assert ">3</pre>" not in page, "values need the permission to view the queue"
+    assert "&quot;args&quot;" not in page
+    assert "You may not view the bodies of this queue." in page
+    both = staff("queueapp_tasks.view_result", "queueapp_tasks.view_taskqueue")
+    assert ">3</pre>" in both.get(url(Result, "change", ended["well"])).content.decode()
 
 
 def test_tasks_that_wait_are_on_the_page_of_their_queue(operator: Client, configure: Any) -> None:

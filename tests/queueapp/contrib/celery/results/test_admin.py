@@ -87,3 +87,7 @@ def test_who_may_not_see_results_does_not(staff: Callable[..., Client], ended: d
     allowed = staff("queueapp_celery.view_celeryresult")
     assert allowed.get(url(CeleryResult)).status_code == 200
     assert allowed.get(url(CeleryResult, "change", ended["well"])).status_code == 200
+    key = CeleryResult.objects.exclude(args=None).values_list("pk", flat=True)[0]
+    assert "You may not view the bodies" in allowed.get(url(CeleryResult, "change", str(key))).content.decode()
+    both = staff("queueapp_celery.view_celeryresult", "queueapp_celery.view_brokerqueue")
+    assert "You may not view the bodies" not in both.get(url(CeleryResult, "change", str(key))).content.decode()
