@@ -301,7 +301,8 @@ def _ended(rows: int, failure: Failure) -> None:
 
 
 def _history(row: Row, failure: Failure, verdict: Verdict) -> str:
-    return append(row.failures, failure.exception, failure.attempt, type(verdict).__name__)
+    poisoned_at = failure.row.deliveries if isinstance(verdict, Poison) else None
+    return append(row.failures, failure.exception, failure.attempt, type(verdict).__name__, poisoned_at)
 
 
 def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None:

@@ -21,13 +21,21 @@ from django.db import connections, transaction
 from .. import messages, signals
 from ..errors import QueueError
 from ..messages.checkpoints import take_checkpoint
-from ..models.delivery.expire_actions import FORCED_EXPIRE, TIME_LIMIT, Drop, KeepAsPoison, PublishTo, action_for
+from ..models.delivery.expire_actions import (
+    FORCED_EXPIRE,
+    MAX_DELIVERIES,
+    TIME_LIMIT,
+    Drop,
+    KeepAsPoison,
+    PublishTo,
+    action_for,
+)
 from ..models.delivery.topics import content_type_of
 from ..sql import backend_of
 from ..sql.message_columns import Row
 from ..sql.tables import expires_at
-from .history import attempts_of, clean, one_line
-from .limits import in_words, reached
+from .history import append, attempts_of, clean, one_line
+from .limits import LimitReached, in_words, reached
 from .poison_store import insert_poison, is_transient
 
 #: ``publish(topic, body, headers=..., using=..., correlation_id=..., reply_to=...)``: puts a message under a topic in the open
@@ -65,12 +73,21 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
         if isinstance(action, PublishTo):
             publish(queue, alias, one.row, action, one.reasons, one.text)
         elif isinstance(action, KeepAsPoison):
-            insert_poison(alias, queue._meta.label, one.row, one.text, attempts=attempts_of(one.row.failures))
+            insert_poison(alias, queue._meta.label, _marked(one), one.text, attempts=attempts_of(one.row.failures))
     hook = removal_hooks.get(queue)
     if hook is not None and given:
         hook(alias, [one.row for one in given], "expired")
     if given:
         transaction.on_commit(partial(_tell, queue, given), using=alias)
+
+
+def _marked(message: ExpiredMessage) -> Row:
+    """The row as it is kept. Of one with too many deliveries the history says so, by which it is recognized if it is moved back."""
+    row = message.row
+    if MAX_DELIVERIES not in message.reasons:
+        return row
+    failures = append(row.failures, LimitReached(message.text), attempts_of(row.failures), "Poison", row.deliveries)
+    return row._replace(failures=failures)
 
 
 def keeps(queue: Any, *reasons: str) -> bool:

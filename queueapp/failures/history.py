@@ -125,9 +125,22 @@ def records_a_death(failures: str | None) -> bool:
     return failures is not None and _DIED in failures
 
 
-def append(failures: str | None, exception: BaseException, attempt: int, verdict: str) -> str:
-    """The history with one failed attempt more; the middle of a long one is dropped."""
-    return _with(failures, {"attempt": attempt, "exception": one_line(exception), "verdict": verdict})
+def append(
+    failures: str | None, exception: BaseException, attempt: int, verdict: str, poisoned_at: int | None = None
+) -> str:
+    """The history with one more failed attempt; the middle of a long one is dropped. ``poisoned_at``: the deliveries of a message
+    that becomes poison."""
+    entry = {"attempt": attempt, "exception": one_line(exception), "verdict": verdict}
+    return _with(failures, entry if poisoned_at is None else entry | {"deliveries": poisoned_at})
+
+
+def is_moved_back(failures: str | None, deliveries: int) -> bool:
+    """Whether a message was poison, was moved back to a queue by SQL with its counts, and was not delivered since."""
+    if failures is None or '"Poison"' not in failures:
+        return False
+    history = read_failures(failures)
+    last = history[-1] if history and isinstance(history[-1], dict) else {}
+    return last.get("verdict") == "Poison" and last.get("deliveries") == deliveries
 
 
 def reset_attempts(failures: str | None, attempts: int) -> str:

@@ -26,7 +26,7 @@ from ..messages import counted_attempts, counts_a_death
 from ..models.delivery.expire_actions import MAX_CANCELS, MAX_DELIVERIES
 from ..sql.claims import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
 from ..sql.message_columns import Row
-from .history import attempts_of, records_a_death
+from .history import attempts_of, is_moved_back, records_a_death
 
 #: So many hand-outs of a message may end without a word, beside those that count like attempts.
 MAX_UNACKNOWLEDGED = 2
@@ -50,6 +50,8 @@ def check_limits(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *
     """Why a message that was just claimed is not to be handled, if so. ``attempts``: how often its handler may start;
     ``sys.maxsize`` where a policy decides. ``leased``: this hand-out is counted in the row."""
     before = claimed[DELIVERIES] - leased
+    if is_moved_back(claimed[FAILURES], before):
+        return None  # it gets one run more, whatever its counts are
     if delivery.max_deliveries and before >= delivery.max_deliveries:
         return LimitReached(f"{MAX_DELIVERIES}: handed out {before} times", (MAX_DELIVERIES,))
     if attempt > attempts:
