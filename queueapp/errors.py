@@ -66,7 +66,12 @@ class QueueNotFound(QueueError, LookupError):
         self.name = name
         text = f"There is no queue {name!r}: it is neither a model label (app.Model) nor a queue's table."
         if known is not None:
-            text += f" Known queues: {', '.join(sorted(known)) or 'none'}."
+            labels = sorted(known)
+            # A name without its app is the usual mistake.
+            short = {label.rpartition(".")[2]: label for label in labels}
+            hint = did_you_mean(name, labels) or did_you_mean(short.get(name.strip(), ""), labels)
+            text += f" {hint[:1].upper()}{hint[1:]}" if hint else ""
+            text += f" Known queues: {', '.join(labels) or 'none'}."
         super().__init__(text)
 
 

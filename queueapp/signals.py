@@ -84,21 +84,23 @@ def _tell(told: Callable[[], Sequence[tuple[Any, Any]]]) -> None:
         log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
 
 
-#: An attempt that is repeated is told softer than one that is the last.
+#: An attempt that is repeated is logged at a lower level than the last one.
 _LEVELS = {"RetryNow": logging.INFO, "RetryLater": logging.WARNING}
 
 
 def _log(failure: Any, verdict: Any) -> None:
-    """Every failed attempt, with its traceback; what it is about as attributes of the record, for JSON and for filters."""
+    """Log a failed attempt with its traceback. The facts are attributes of the record, for JSON and for filters."""
     queue, exception = failure.queue._meta.label if failure.queue is not None else "(no such queue)", failure.exception
+    text = " ".join(str(exception).split())[:500]
     log.log(
         _LEVELS.get(type(verdict).__name__, logging.ERROR),
-        "%s: message %s attempt %d failed (%s): %s",
+        "%s: attempt %d of message %s failed: %s%s; %s.",
         queue,
-        failure.row.id,
         failure.attempt,
+        failure.row.id,
         type(exception).__name__,
-        verdict,
+        f": {text}" if text else "",
+        _next_step(verdict),
         exc_info=exception,
         extra={
             "message_id": str(failure.row.id),
@@ -109,3 +111,11 @@ def _log(failure: Any, verdict: Any) -> None:
             "verdict": type(verdict).__name__,
         },
     )
+
+
+def _next_step(verdict: Any) -> str:
+    """A verdict in words."""
+    name = type(verdict).__name__
+    if name == "RetryLater":
+        return f"retrying in {verdict.delay.total_seconds():g} s"
+    return {"RetryNow": "retrying now", "Poison": "kept as poison", "Discard": "discarded"}.get(name, str(verdict))

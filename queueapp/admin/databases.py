@@ -125,6 +125,11 @@ class OfDatabases(admin.ModelAdmin):
         """A row as Django's templates link to it, by the key that names its database."""
         return Named(self.key_of(row), untrusted.visible(str(row))[:100])
 
+    def escaped_names(self, row: Any) -> dict[str, Any]:
+        """The context in place of ``str(row)`` in titles and breadcrumbs: it may contain invisible characters."""
+        named = self.named_row(row)
+        return {"subtitle": named.name, "original": named}
+
     def history_title(self, row: Any) -> str:
         return f"History of {self.opts.verbose_name} {self.named_row(row)}"
 

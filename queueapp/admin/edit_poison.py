@@ -22,7 +22,7 @@ from ..models import PoisonMessage
 from ..sql import nonblocking
 from .body_reader import editable_body
 from .formatting.untrusted import visible
-from .operations import log_entry
+from .operations import breadcrumbs, log_entry
 
 #: Bytes of the longest body, and characters of the longest headers, that a form offers to edit.
 LONGEST = 512 * 1024
@@ -120,8 +120,8 @@ def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpRe
         "opts": page.opts,
         "media": page.media,
         "form": form,
-        "original": full.pk,
         "back_to": "../change/",
+        **breadcrumbs(page, ("../change/", full.pk), ("", "Edit")),
         "queue": visible(full.destination or full.queue),
     }
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_plus
 
+import django
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -28,6 +29,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.text import capfirst
+from django.utils.translation import gettext
 
 from ..signals import log as operations_log
 from ..sql import nonblocking
@@ -210,10 +213,21 @@ def confirm_page(
     )
 
 
+def breadcrumbs(page: Any, *last: tuple[Any, Any]) -> dict[str, Any]:
+    """The context of the breadcrumbs: from the index to the list of the page, then ``last`` as (URL, text). The present page has no
+    URL."""
+    site, meta = page.admin_site.name, page.opts
+    first = [
+        (reverse(f"{site}:index"), gettext("Home")),
+        (reverse(f"{site}:app_list", args=(meta.app_label,)), meta.app_config.verbose_name),
+        (reverse(f"{site}:{meta.app_label}_{meta.model_name}_changelist"), capfirst(meta.verbose_name_plural)),
+    ]
+    return {"breadcrumbs": [*first, *last], "breadcrumb_list": django.VERSION >= (6, 1)}
+
+
 def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
     """Render the confirm page with ``question`` as context. The answer is a POST of ``confirmed`` to ``post_to``."""
-    list_url = reverse(f"{page.admin_site.name}:{page.opts.app_label}_{page.opts.model_name}_changelist")
-    about = {"opts": page.opts, "media": page.media, "list_url": list_url}
+    about = {"opts": page.opts, "media": page.media, **breadcrumbs(page, ("", question["title"]))}
     context = {**page.admin_site.each_context(request), **about, **question}
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]
     return TemplateResponse(request, "admin/queueapp/confirm.html", context)

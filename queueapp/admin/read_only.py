@@ -83,4 +83,10 @@ class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """The read-only page of one result."""
         show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
+
+        def page() -> HttpResponse:
+            row = self.get_object(request, unquote(object_id))
+            names = {} if row is None else self.escaped_names(row)
+            return show(request, object_id, form_url, {**names, **(extra_context or {})})
+
+        return self.or_note(request, alias, page)

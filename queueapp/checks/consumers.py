@@ -10,6 +10,7 @@ from django.db import Error, connections, router
 
 from .. import registry
 from ..errors import UnsupportedServer
+from ..messages.escaping import in_one_line
 from ..models import Subscription
 from ..operations import migrating
 from ..operations.statistics import queue_stats
@@ -61,9 +62,9 @@ def check_served(databases: Any = None, **_: Any) -> list[Any]:
             for name in [*lost, *(lone.consumer for lone in one.consumers_without_worker)]:
                 found.append(
                     Warning(
-                        f"{one.queue}: no live worker serves the consumer {name!r}, and copies are made for it.",
-                        hint="Start a worker that has it (its lane, its version). If it is no more: manage.py removeconsumer "
-                        f"{one.queue} {name} --purge, or --move-to another.",
+                        f"{one.queue}: no live worker has the consumer '{in_one_line(name, 200)}', and copies are made for it.",
+                        hint="Start a worker that has it (check --consumer and the deployed version). If it is gone: manage.py "
+                        f"removeconsumer {one.queue} '{in_one_line(name, 200)}' --purge, or --move-to another.",
                         obj=queue,
                         id="queueapp.W100",
                     )

@@ -11,7 +11,7 @@ import msgspec
 
 from .. import messages
 from ..errors import MessageCancelled
-from ..messages.checkpoints import take_checkpoint, with_checkpoint
+from ..messages.checkpoints import read_checkpoint, take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
 from ..messages.well_known_headers import WellKnown
 from ..sql.claims import BODY, HEADERS, ID, SEQ, Claimed
@@ -40,7 +40,7 @@ class Context(ReplyMixin, WellKnown, msgspec.Struct, eq=False):
     #: 1 for the first. Deliveries that were not ended count as well: their handler may have begun.
     attempt: int
     _headers: dict[str, str] | None = None
-    _checkpointed: Any = None
+    _checkpointed: str | None = None
     _items: dict[str, Any] | None = None
     #: ``(done, total, note)`` of the last ``progress``; read by the heartbeat.
     _progress: tuple[float, float | None, str] | None = None
@@ -109,13 +109,14 @@ class Context(ReplyMixin, WellKnown, msgspec.Struct, eq=False):
         attempt."""
         if self._headers is None:
             _ = self.headers
-        return self._checkpointed
+        return read_checkpoint(self._checkpointed, self.message_id, self.alias)
 
     def checkpoint(self, value: Any) -> None:
         """Store the progress of this attempt (any JSON value of at most 64 KiB; None deletes it), in the handler's transaction: the
         next attempt gets it as ``checkpointed``. For AT_LEAST_ONCE. Raises LeaseLost if the lease has expired and another receiver
         has the message, InvalidMessage for a value that cannot be stored, and QueueError where messages are not leased."""
-        self._receiving.write_headers(self._claimed[SEQ], with_checkpoint(self._claimed[HEADERS], value))
+        headers = with_checkpoint(self._claimed[HEADERS], value, self.message_id, self.alias)
+        self._receiving.write_headers(self._claimed[SEQ], headers)
 
     async def acheckpoint(self, value: Any) -> None:
         """``checkpoint`` for async handlers, in the transaction of Django's async ORM."""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
+from ..errors import did_you_mean
 from ..operations.error_hints import explain
 from ..sql import ErrorKind, backend_of
 from .progress import Progress
@@ -44,6 +45,10 @@ class OperatorCommand(BaseCommand):
         usage: Callable[[str], NoReturn] = parser.error
 
         def error(message: str) -> NoReturn:
+            unknown = next((word.split("=")[0] for word in message.split() if word.startswith("--")), "")
+            known = [text for option in parser._actions for text in option.option_strings if text.startswith("--")]
+            if message.startswith("unrecognized arguments") and (hint := did_you_mean(unknown, known)):
+                message = f"{message}; {hint}"
             asked = any(option.dest == "json" for option in parser._actions) and "--json" in self._given
             if asked:
                 self._write_error(CommandError(message))

@@ -9,13 +9,14 @@ No database here: ``queueapp.encryption`` registers what needs one.
 
 from __future__ import annotations
 
+import base64
 import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import QueueError, UndecodableMessage
-from .header_names import CONTENT_TYPE, ENCRYPT_FOR
+from .header_names import CONTENT_TYPE, ENCRYPT_FOR, ENCRYPTION_KEY
 from .headers import decode_headers, encode_headers
 
 #: (body, id of its message) -> body
@@ -145,6 +146,8 @@ _by_name: dict[str, Wrapping] = {"zlib": Zlib(), "zstd": Zstd()}
 _SUFFIXES = {"+zlib": "zlib", "+zstd": "zstd", "+aes256gcm": "encrypted"}
 #: A body is not opened more often: there are bytes that zlib makes the same bytes of.
 MOST_STEPS = 16
+#: How a sealed text begins (no JSON does), and the content type that its seal covers: it cannot be exchanged with the body.
+_SEALED, _TEXT = "aes256gcm ", "text"
 
 
 def register_wrapping(wrapping: Wrapping) -> None:
@@ -231,6 +234,30 @@ def decompressed(body: bytes | None, content_type: str) -> tuple[bytes | None, s
     if is_secret(content_type):
         raise UndecodableMessage("The body is encrypted: it cannot be read here.")
     return opened(body, content_type, {}, uuid.UUID(int=0), "")
+
+
+def seal_text(text: str, headers: Mapping[str, str], identity: uuid.UUID, using: str) -> str | None:
+    """A text that travels with an encrypted body, sealed as the body is, with the name of its key; None: the body is not
+    encrypted. Raises KeyMissing."""
+    if not is_secret(headers.get(CONTENT_TYPE, "")):
+        return None
+    # A key of its own: with the current key of the keyring the header of the body must not change.
+    own = {CONTENT_TYPE: _TEXT} | ({ENCRYPTION_KEY: headers[ENCRYPTION_KEY]} if ENCRYPTION_KEY in headers else {})
+    sealed = _of("encrypted").sealer(own, using)(text.encode(), identity)
+    return f"{_SEALED}{own[ENCRYPTION_KEY]} {base64.b64encode(sealed).decode()}"
+
+
+def open_text(text: str, identity: uuid.UUID, using: str) -> str:
+    """The inverse of ``seal_text``; a text that is not sealed is returned as it is. Raises UndecodableMessage, KeyMissing."""
+    if not text.startswith(_SEALED):
+        return text
+    name, _, sealed = text.removeprefix(_SEALED).partition(" ")
+    try:
+        data = base64.b64decode(sealed, validate=True)
+    except ValueError as error:
+        raise UndecodableMessage("A sealed text is not base64.") from error
+    opener = _of("encrypted").opener({CONTENT_TYPE: _TEXT, ENCRYPTION_KEY: name}, using)
+    return opener(data, identity).decode()
 
 
 def wrapped_anew(

@@ -1,13 +1,15 @@
-"""A checkpoint: how far the attempts before have got, kept in the headers of the message itself. So it goes wherever that goes:
-into the delayed store, to poison and back; and it is gone with the message."""
+"""A checkpoint: the progress of earlier attempts, stored in the headers of the message. It stays with the message in the delayed
+store and in poison, and is deleted with it. The checkpoint of an encrypted message is sealed with the key of its body."""
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import msgspec
 
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, UndecodableMessage
+from .body_filters import open_text, seal_text
 from .header_names import CHECKPOINT
 from .headers import decode_headers
 from .nan_check import first_not_finite
@@ -19,13 +21,14 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-def with_checkpoint(headers: str, value: Any) -> str:
-    """Stored headers with this checkpoint in the place of another; None: with none. Raises InvalidMessage for what JSON cannot
-    hold, and for too much of it."""
+def with_checkpoint(headers: str, value: Any, identity: uuid.UUID, using: str) -> str:
+    """Stored headers with this checkpoint in place of another; None: without one. Raises InvalidMessage for a value that JSON cannot
+    hold or that is too large."""
     changed = decode_headers(headers)
     changed.pop(CHECKPOINT, None)
     if value is not None:
-        changed[CHECKPOINT] = _encoded(value)
+        text = _encoded(value)
+        changed[CHECKPOINT] = seal_text(text, changed, identity, using) or text
     # As in ``count_attempts``: what another system wrote is written back as it was.
     return _encode(changed).decode()
 
@@ -47,11 +50,15 @@ def _encoded(value: Any) -> str:
     return data.decode()
 
 
-def take_checkpoint(headers: dict[str, str]) -> Any:
-    """Take the checkpoint out of decoded headers; None: there is none, or somebody has changed it by hand into what is no
-    JSON."""
-    text = headers.pop(CHECKPOINT, None)
+def take_checkpoint(headers: dict[str, str]) -> str | None:
+    """Remove the stored checkpoint from decoded headers and return it; None: there is none."""
+    return headers.pop(CHECKPOINT, None)
+
+
+def read_checkpoint(text: str | None, identity: uuid.UUID, using: str) -> Any:
+    """The value of a stored checkpoint. None without one, and for one that cannot be read: it was edited, or its message has another
+    id."""
     try:
-        return None if text is None else _decode(text)
-    except msgspec.DecodeError:
+        return None if text is None else _decode(open_text(text, identity, using))
+    except (msgspec.DecodeError, UndecodableMessage):
         return None

@@ -15,8 +15,9 @@ from django.db import connections, router, transaction
 
 from .. import notifier, registry
 from ..consuming.registry import registered
-from ..errors import InvalidMessage, InvalidOption
+from ..errors import InvalidMessage, InvalidOption, did_you_mean
 from ..messages import MAX_RECIPIENT
+from ..messages.escaping import in_one_line
 from ..models import DelayedMessage, Now, Subscription
 from ..models.subscription import MAX_TYPE_NAME, new_mark
 from ..sending.validation import alias_of
@@ -150,7 +151,7 @@ class ConsumerStats:
     def __str__(self) -> str:
         many = f"{self.waiting}{'' if self.exact else '+'}"
         copies = f"{many} {'copy waits' if many == '1' else 'copies wait'}"
-        return f"consumer {self.consumer!r} has no live worker; {copies}"
+        return f"consumer '{_shown(self.consumer)}' has no live worker; {copies}"
 
 
 def consumer_stats(queue: Any, connection: Any, live: Live, limit: int) -> list[ConsumerStats]:
@@ -259,9 +260,10 @@ def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
         Subscription._default_manager.using(alias).filter(queue=queue._meta.label).values_list("consumer", flat=True)
     )
     if to == consumer or to not in known:
-        others = ", ".join(sorted(known - {consumer})) or "none"
+        others = ", ".join(map(_shown, sorted(known - {consumer}))) or "none"
         raise InvalidMessage(
-            f"Copies for {consumer!r} of {queue._meta.label} cannot be moved to {to!r}: it must be another consumer of the queue. "
+            f"Copies for '{_shown(consumer)}' of {queue._meta.label} cannot be moved to '{_shown(to)}': it must be another consumer of "
+            "the queue. "
             f"Known: {others}."
         )
 
@@ -275,10 +277,18 @@ def require_known_consumer(queue: Any, alias: str, consumer: str) -> None:
     for priority in range(queue.delivery.priorities):
         if sql.claims.read_heads(connection, SeqRange(-(2**63), MAX_SEQ, consumer, priority), 1):
             return
-    subscribed = ", ".join(sorted(set(rows.values_list("consumer", flat=True)))) or "none"
+    names = sorted(set(rows.values_list("consumer", flat=True)))
+    subscribed = ", ".join(map(_shown, names)) or "none"
     raise InvalidMessage(
-        f"{queue._meta.label} has no consumer {consumer!r}: it is not subscribed, and no copy waits for it. Subscribed: {subscribed}."
+        f"{queue._meta.label} has no consumer '{_shown(consumer)}': it is not subscribed, and no copy waits for it"
+        + (f"; {hint} " if (hint := did_you_mean(consumer, names)) else ". ")
+        + f"Subscribed: {subscribed}."
     )
+
+
+def _shown(name: str) -> str:
+    """A name for a terminal: it may come from a message."""
+    return in_one_line(name, 200)
 
 
 def _refuse_without_recipients(queue: Any) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from .. import messages
-from ..messages.checkpoints import take_checkpoint, with_checkpoint
+from ..messages.checkpoints import read_checkpoint, take_checkpoint, with_checkpoint
 from ..messages.ids import as_uuid
 from ..messages.well_known_headers import WellKnown
 from ..models.delivery.topics import content_type_of
@@ -70,12 +70,14 @@ class Message(WellKnown):
     @property
     def checkpointed(self) -> Any:
         """The value of the last ``checkpoint``, of this receiver or of a handler; None: there is none."""
-        return take_checkpoint(messages.decode_headers(self._claimed[HEADERS]))
+        text = take_checkpoint(messages.decode_headers(self._claimed[HEADERS]))
+        return read_checkpoint(text, self.id, self._batch.alias)
 
     def checkpoint(self, value: Any) -> None:
         """Store the progress of the work, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, for a message that is
         not leased, NoCheckpoint."""
-        self._batch.write_headers(self.seq, with_checkpoint(self._claimed[HEADERS], value))
+        headers = with_checkpoint(self._claimed[HEADERS], value, self.id, self._batch.alias)
+        self._batch.write_headers(self.seq, headers)
 
     @property
     def raw_body(self) -> bytes | None:

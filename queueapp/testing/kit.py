@@ -27,7 +27,7 @@ from .clock import let_pass
 from .sends import Sent, taken, waiting
 
 #: Messages that one ``drain`` handles at most.
-MOST = 1_000
+MAX_MESSAGES = 1_000
 
 
 class Kit:
@@ -58,10 +58,11 @@ class Kit:
         """``process_next`` for an async test."""
         return await sync_to_async(self.process_next, thread_sensitive=True)(queue, using=using)
 
-    def drain(self, *queues: Any, limit: int = MOST) -> list[Outcome]:
+    def drain(self, *queues: Any, limit: int = MAX_MESSAGES) -> list[Outcome]:
         """Handle messages of these queues (default: of all that have consumers), and what their handlers send to them, until
         there are none; returns what became of each. What is delayed stays: see ``advance``. Raises AssertionError after
         ``limit`` messages: a handler may be sending to itself for ever."""
+        __tracebackhide__ = True
         before = len(self.outcomes)
         wanted = list(queues) or [queue for queue in registered.queues() if queue._meta.managed]
         busy = True
@@ -76,7 +77,7 @@ class Kit:
                         )
         return self.outcomes[before:]
 
-    async def adrain(self, *queues: Any, limit: int = MOST) -> list[Outcome]:
+    async def adrain(self, *queues: Any, limit: int = MAX_MESSAGES) -> list[Outcome]:
         """``drain`` for an async test."""
         return await sync_to_async(self.drain, thread_sensitive=True)(*queues, limit=limit)
 
@@ -122,6 +123,7 @@ class Kit:
     def assert_sent(self, queue: Any, expected: Any = ..., *, times: int | None = None) -> Sent:
         """A message was sent to the queue; returns the first. ``expected``: its body, the class of a typed body, or a function
         of the ``Sent``; ``times``: so many were, and no more."""
+        __tracebackhide__ = True
         there = self.sent(queue)
         found = [one for one in there if expected is ... or one.is_like(expected)]
         if not found or times not in (None, len(found)):
@@ -132,28 +134,34 @@ class Kit:
 
     def assert_not_sent(self, queue: Any, expected: Any = ...) -> None:
         """No such message was sent to the queue."""
+        __tracebackhide__ = True
         found = [one for one in self.sent(queue) if expected is ... or one.is_like(expected)]
         if found:
             raise AssertionError(f"Nothing like that was to be sent to {queue._meta.label}. Sent: {_listed(found)}")
 
     def assert_handled(self, by: Any, *, times: int | None = None) -> list[Outcome]:
         """Messages were handled well: ``by`` a consumer (the function, the class, or its name), or of a queue."""
+        __tracebackhide__ = True
         return self._assert(by, "handled", lambda one: one.handled, times)
 
     def assert_retried(self, by: Any, *, times: int | None = None) -> list[Outcome]:
         """Attempts failed and are to be repeated."""
+        __tracebackhide__ = True
         return self._assert(by, "retried", lambda one: one.retried, times)
 
     def assert_discarded(self, by: Any, *, times: int | None = None) -> list[Outcome]:
         """Messages were dropped by their policy."""
+        __tracebackhide__ = True
         return self._assert(by, "discarded", lambda one: one.discarded, times)
 
     def assert_poisoned(self, by: Any, *, times: int | None = None, reason: str = "") -> list[Outcome]:
         """Messages became poison, with ``reason`` in their reason."""
+        __tracebackhide__ = True
         return self._assert(by, "poisoned", lambda one: one.poisoned and reason in str(one.verdict), times)
 
     def assert_empty(self, *queues: Any) -> None:
         """Nothing waits in these queues, nor in the delayed store for them."""
+        __tracebackhide__ = True
         if left := list(waiting(queues)):
             raise AssertionError(f"Nothing was to be left. Waiting: {_listed(left)}")
 
@@ -163,6 +171,7 @@ class Kit:
         return list(rows.order_by("number"))
 
     def _assert(self, by: Any, how: str, is_so: Callable[[Outcome], bool], times: int | None) -> list[Outcome]:
+        __tracebackhide__ = True
         belongs = _belongs_to(by)
         own = [one for one in self.outcomes if belongs(one)]
         found = [one for one in own if is_so(one)]
@@ -183,6 +192,7 @@ def _fill(queue: Any, alias: str) -> None:
 
 
 def _belongs_to(by: Any) -> Callable[[Outcome], bool]:
+    __tracebackhide__ = True
     if hasattr(by, "delivery") and hasattr(by, "_meta"):
         return lambda one: one.queue is by
     if isinstance(by, str):

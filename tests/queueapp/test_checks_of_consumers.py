@@ -38,7 +38,7 @@ def test_check_warns_of_a_consumer_that_no_live_worker_serves() -> None:
 
     assert found.id == "queueapp.W100"
     assert "'lone'" in found.msg
-    assert "removeconsumer testapp.Addressed lone" in found.hint
+    assert "removeconsumer testapp.Addressed 'lone'" in found.hint
     Addressed.send(Nop(1, ""))
     assert [one.id for one in check_served(databases=["default"])] == ["queueapp.W100"], "once, also where copies wait"
     assert check_served(databases=None) == []
@@ -58,3 +58,13 @@ def test_check_refuses_recipients_where_nothing_can_be_kept_of_them(settings: An
 def test_check_warns_of_copies_behind_barriers() -> None:
     """queueapp.W101"""
     assert [found.obj for found in check_subscriptions() if found.id == "queueapp.W101"] == [FencedAddressed]
+
+
+@pytest.mark.django_db
+def test_a_name_from_a_message_reaches_the_terminal_escaped() -> None:
+    Addressed.send({}, recipient="lone\x1b[2J\u202e", unknown_recipient=True)
+    live("here")
+    (found,) = check_served(databases=["default"])
+    for text in (found.msg, found.hint):
+        assert text.isprintable(), text
+        assert "⟨U+001B⟩" in text

@@ -52,11 +52,18 @@ handler_wrappers: list[Callable[[Registration, Callable[[Any, Context], None]], 
 
 
 class Interrupted(Exception):
-    """Raised from outside in the thread or the coroutine of a handler."""
+    """Raised from outside in the thread or the coroutine of a handler, where the interpreter makes it without arguments."""
+
+    default_text = "the handler was interrupted"
+
+    def __str__(self) -> str:
+        return super().__str__() or self.default_text
 
 
 class TimeLimitExceeded(Interrupted):
     """A handler ran longer than its time limit: the attempt has failed."""
+
+    default_text = "the handler ran longer than its time limit"
 
 
 class WorkerStopped(Interrupted):

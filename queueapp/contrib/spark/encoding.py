@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from ... import messages
 from ...errors import InvalidMessage, UndecodableMessage
+from ...messages.bodies import encode_alike
 from ...sql.message_columns import BY_NAME, SENT, Kind, kind_of
 from ...sql.spark import STAGED
 from .columns import Plan, load_message_type, message_fields
@@ -45,13 +46,17 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 
 #: What a null means in a column that the table does not let be null.
 _DEFAULTS: dict[str, Any] = {"headers": "{}"} | {one.name: one.default for one in SENT if one.default is not None}
-#: Columns for foreign readers of the table, and the headers by which handlers are told the same.
-_TOLD = {one.name: one.header for one in SENT if one.header}
+#: Columns for foreign readers of the table, and the headers with the same value for handlers.
+_HEADER_OF = {one.name: one.header for one in SENT if one.header}
 _LONGEST = {one.name: one.max_length for one in SENT if one.max_length}
 
+#: The latest time that ``send`` accepts is so far from now. (Its constant is not importable without Django.)
+FAR_FUTURE = timedelta(days=100 * 365)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAIVE_EPOCH = _EPOCH.replace(tzinfo=None)
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+#: 0001-01-02 in UTC: a day later than Python's first, for every time zone of a reader.
+_FIRST_MICROSECOND = -62_135_510_400_000_000
 
 
 class IdSource:
@@ -123,17 +128,28 @@ class RowEncoder:
         return entered
 
     def _typed_bodies(self, batch: pa.RecordBatch) -> pa.Array:
-        encode, convert, cls = msgspec.json.Encoder().encode, msgspec.convert, self._class
+        convert, cls = msgspec.convert, self._class
         names = [self._names[name] for name in batch.schema.names]
-        bodies = []
-        for values in zip(*(python_values(column) for column in batch.columns), strict=True):
+        rows = []
+        try:
+            columns = [python_values(column) for column in batch.columns]
+        except OverflowError as error:
+            raise InvalidDataFrame(
+                f"A row for queue {self._plan.label} has a time outside of the years 1 to 9999 (UTC)."
+            ) from error
+        for values in zip(*columns, strict=True):
             try:
-                bodies.append(encode(convert(dict(zip(names, values, strict=True)), cls)))
+                rows.append(convert(dict(zip(names, values, strict=True)), cls))
             except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
                 # The reason and the field, never the row: this text goes into the logs of a cluster.
                 raise InvalidDataFrame(
                     f"A row for queue {self._plan.label} is no {self._plan.message_type}: {error}."
                 ) from error
+        try:
+            # The encoder of ``send``, which refuses NaN and the infinities.
+            bodies = encode_alike(rows)[1] if rows else []
+        except InvalidMessage as error:
+            raise InvalidDataFrame(f"A row for queue {self._plan.label} cannot be stored. {error}") from error
         return pa.array(bodies, pa.binary())
 
     def _column(self, name: str, column: pa.Array | None, rows: int) -> pa.Array:
@@ -150,7 +166,9 @@ class RowEncoder:
         if name in _DEFAULTS:
             column = column.fill_null(_DEFAULTS[name])
         if name in _LONGEST:
-            self._check_length(name, column)
+            self._check_text(name, column)
+        if pa.types.is_timestamp(kind):
+            self._check_time(name, column)
         return column
 
     def _given_ids(self, column: pa.Array, rows: int) -> pa.Array:
@@ -165,11 +183,14 @@ class RowEncoder:
         return pc.coalesce(pa.array(given, pa.binary(16)), ids)
 
     def _headers(self, given: dict[str, pa.Array], columns: dict[str, pa.Array], rows: int) -> list[str]:
-        """Stored headers of every row: checked, with what handlers are told, under the names of the table's readers."""
+        """The stored headers of every row: checked, with the columns that are headers as well, under the names of the table's
+        readers."""
         column = given.get("headers")
         stored = [self._plan.headers or "{}"] * rows if column is None else list(self._checked_headers(column))
-        told = {name: columns[attribute].to_pylist() for attribute, name in _TOLD.items() if attribute in columns}
-        for name, values in told.items():
+        by_header = {
+            name: columns[attribute].to_pylist() for attribute, name in _HEADER_OF.items() if attribute in columns
+        }
+        for name, values in by_header.items():
             for row, value in enumerate(values):
                 if value:
                     stored[row] = messages.encode_headers({name: value} | messages.decode_headers(stored[row]))
@@ -210,7 +231,23 @@ class RowEncoder:
                     f"{highest} (Delivery.priorities = {self._plan.priorities})."
                 )
 
-    def _check_length(self, name: str, column: pa.Array) -> None:
+    def _check_time(self, name: str, column: pa.Array) -> None:
+        """Refuse a time that ``send`` refuses, or that Python cannot read from the row again."""
+        bounds = pc.min_max(column.cast(pa.int64()))
+        first, last = bounds["min"].as_py(), bounds["max"].as_py()
+        latest = int((datetime.now(UTC) + FAR_FUTURE - _EPOCH).total_seconds() * 1_000_000)
+        if first is not None and (first < _FIRST_MICROSECOND or last > latest):
+            raise InvalidDataFrame(
+                f"Column {name} for queue {self._plan.label} has a time that is not accepted: it must be at most 100 years from now, and "
+                "not before the year 1."
+            )
+
+    def _check_text(self, name: str, column: pa.Array) -> None:
+        if pc.any(pc.match_substring(column, "\0")).as_py():
+            raise InvalidDataFrame(
+                f"Column {name} for queue {self._plan.label} has a text with a NUL; a string of at most {_LONGEST[name]} characters "
+                "without one is accepted."
+            )
         longest = pc.max(pc.utf8_length(column)).as_py()
         if longest is not None and longest > _LONGEST[name]:
             raise InvalidDataFrame(

@@ -9,9 +9,10 @@ from django.core.management.base import CommandError
 from django.db import router
 
 from ... import registry
+from ...messages.escaping import in_one_line
 from ...operations import subscriptions
 from ...operations.live_workers import live_on
-from ..base_command import OperatorCommand
+from ..base_command import OperatorCommand, counted
 
 
 class Command(OperatorCommand):
@@ -34,29 +35,36 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         queue, name = registry.queues.find(options["queue"]), options["consumer"]
-        label = queue._meta.label
+        label, shown = queue._meta.label, in_one_line(name, 200)
         subscriptions.require_known_consumer(queue, router.db_for_write(queue), name)
         live = live_on(router.db_for_write(queue), [label])[label]
         if not options["force"] and not options["rename_to"]:
             if live.recipients is None:
                 raise CommandError(
-                    f"A live worker of {label} does not say which consumers it has, and {name!r} may be among them. Nothing was "
-                    "done; --force does it."
+                    f"A live worker of {label} does not report its consumers, and '{shown}' may be one of them. Nothing was changed; use "
+                    "--force to remove it."
                 )
             if name in live.recipients:
                 raise CommandError(
-                    f"A live worker of {label} has the consumer {name!r}. Nothing was done; --force does it."
+                    f"A live worker of {label} has the consumer '{shown}'. Nothing was changed; use --force to remove it."
                 )
         if options["rename_to"]:
             moved = subscriptions.rename(queue, name, options["rename_to"])
-            self.stdout.write(f"{name} is {options['rename_to']} now; {moved} copies were moved.")
+            self.stdout.write(
+                f"{shown} was renamed to {in_one_line(options['rename_to'], 200)}; {copies(moved)} moved."
+            )
             return
         if options["move_to"]:
             subscriptions.require_consumer(queue, router.db_for_write(queue), name, options["move_to"])
         gone = subscriptions.unsubscribe(queue, name)
-        self.stdout.write(f"{gone} subscriptions of {name} were removed from {label}.")
+        self.stdout.write(f"{counted(gone, 'subscription')} of {shown} removed from {label}.")
         if options["purge"]:
-            self.stdout.write(f"{subscriptions.purge_copies(queue, name)} copies were deleted.")
+            self.stdout.write(f"{copies(subscriptions.purge_copies(queue, name))} deleted.")
         elif options["move_to"]:
             moved = subscriptions.move_copies(queue, name, options["move_to"])
-            self.stdout.write(f"{moved} copies were moved to {options['move_to']}.")
+            self.stdout.write(f"{copies(moved)} moved to {in_one_line(options['move_to'], 200)}.")
+
+
+def copies(count: int) -> str:
+    """ "1 copy", "3 copies"."""
+    return counted(count, "copy", "copies")

@@ -296,3 +296,16 @@ def test_nothing_done_is_not_logged(operator: Client, seqs: list[int]) -> None:
 def test_history_page_of_a_message_shows_its_entries(operator: Client, seqs: list[int]) -> None:
     operate(operator, Leased, "release_lease", seqs[3])
     assert "Release lease." in operator.get(url(Leased, "history", seqs[3])).content.decode()
+
+
+@pytest.mark.parametrize(("as_list", "tag"), [(True, '<ol class="breadcrumbs">'), (False, '<div class="breadcrumbs">')])
+def test_breadcrumbs_have_the_markup_of_the_installed_django(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, as_list: bool, tag: str
+) -> None:
+    monkeypatch.setattr("django.VERSION", (6, 1, 0, "final", 0) if as_list else (5, 2, 0, "final", 0))
+    Leased.send({})
+    (key,) = Leased.objects.values_list("pk", flat=True)
+    text = operator.post(url(Leased), {"action": "delete_selected", "_selected_action": [key]}).content.decode()
+    assert text.count(tag) == 1
+    assert ('<li aria-current="page">Delete 1 message?</li>' in text) == as_list
+    assert f'<a href="{url(Leased)}">' in text

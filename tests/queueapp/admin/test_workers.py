@@ -104,3 +104,18 @@ def test_view_permission_is_needed(staff: Callable[..., Client], pair: tuple[Sub
 def test_look_ups_that_no_filter_offers_are_refused(operator: Client, name: str) -> None:
     assert operator.get(url(Subscriber), {name: "["}).status_code == 400
     assert operator.get(url(Subscriber), {"queue": "[", "alive": "yes"}).status_code == 200
+
+
+def test_a_host_name_cannot_turn_the_title_around(operator: Client, db: None) -> None:
+    hostile = "evil\u202eexe.gpj"
+    row = Subscriber.objects.create(
+        queue="testapp.Leased",
+        host=hostile,
+        process=7,
+        supervisor=uuid.uuid4(),
+        alive_until=Now() + timedelta(minutes=1),
+    )
+    for page in (url(Subscriber), url(Subscriber, "change", row.pk), url(Subscriber, "history", row.pk)):
+        text = operator.get(page).content.decode()
+        assert "\u202e" not in text, page
+        assert "⟨U+202E⟩" in text or page.endswith("/history/"), page

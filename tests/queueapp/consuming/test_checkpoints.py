@@ -12,16 +12,17 @@ import msgspec
 import pytest
 from django.db import connections, transaction
 
-from queueapp import Context, InvalidMessage, LeaseLost, Poison, PublishTo, Queue, RetryLater, consumer
+from queueapp import Context, InvalidMessage, LeaseLost, Poison, PublishTo, Queue, RetryLater, consumer, messages
 from queueapp.consuming.registry import registered
+from queueapp.encryption import keyring
 from queueapp.errors import NoCheckpoint
 from queueapp.failures.requeue_poison import requeue
-from queueapp.messages.checkpoints import MAX_CHECKPOINT
+from queueapp.messages.checkpoints import MAX_CHECKPOINT, read_checkpoint, take_checkpoint, with_checkpoint
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, eventually
-from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, SecretExpiring, Transactional
 
 on_every_database = pytest.mark.parametrize(
     "alias", [pytest.param(alias, marks=marks_of(alias), id=kind) for kind, alias in DATABASES.items()]
@@ -312,3 +313,44 @@ def test_a_handler_that_keeps_none_changes_its_row_no_more_than_before(kit: Kit)
         counted[name] = updates() - before
         registered.remove(name)
     assert counted == {"no context": 5, "context": 5, "checkpoint": 10}
+
+
+@pytest.mark.django_db
+def test_the_checkpoint_of_an_encrypted_message_is_sealed_with_its_body(kit: Kit, settings: Any) -> None:
+    settings.QUEUEAPP = {"KEYRING": lambda: {"only": b"0123456789abcdefghijklmnopqrstuv"}}
+    keyring.forget()
+    seen = []
+
+    @consumer(SecretExpiring, attempts=3, retry_delay=0)
+    def work(message: dict, context: Context) -> None:
+        seen.append(context.checkpointed)
+        if context.checkpointed is None:
+            with transaction.atomic():
+                context.checkpoint({"iban": "DE89370400440532013000"})
+            raise ValueError("once more")
+
+    for headers in ({}, {"encrypt-for": "customer 7"}):
+        seen.clear()
+        SecretExpiring.send({"amount": 1}, headers=headers)
+        assert kit.process_next(SecretExpiring).retried  # type: ignore[union-attr]
+        stored = SecretExpiring.objects.get().headers
+        assert "queueapp.Checkpoint" in stored
+        assert "iban" not in stored
+        assert "DE89" not in stored
+        assert kit.process_next(SecretExpiring).handled  # type: ignore[union-attr]
+        assert seen == [None, {"iban": "DE89370400440532013000"}]
+    keyring.forget()
+
+
+def test_a_sealed_checkpoint_opens_for_its_own_message_alone(settings: Any) -> None:
+    settings.QUEUEAPP = {"KEYRING": lambda: {"new": b"0123456789abcdefghijklmnopqrstuv", "old": b"b" * 32}}
+    keyring.forget()
+    own, another = messages.new_id(), messages.new_id()
+    headers = {"content-type": "application/json+aes256gcm", "encryption-key": "old"}
+    stored = messages.decode_headers(with_checkpoint(messages.encode_headers(headers), [1], own, "default"))
+    assert {name: stored[name] for name in headers} == headers, "the body still needs its own key"
+    text = take_checkpoint(stored)
+    assert read_checkpoint(text, own, "default") == [1]
+    assert read_checkpoint(text, another, "default") is None
+    assert read_checkpoint(f"{text}x", own, "default") is None
+    keyring.forget()

@@ -196,3 +196,20 @@ def test_tasks_that_cannot_be_are_refused_with_what_can_be(tasks: str) -> None:
         call_command("setconcurrency", "testapp.Leased", "--", tasks)
     assert len(str(raised.value)) < 200
     assert not QueueControl.objects.exists()
+
+
+# -- mistyped names ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "meant"), [("testapp.Leasd", "testapp.Leased"), ("Leased", "testapp.Leased")])
+def test_a_mistyped_queue_is_answered_with_the_one_that_is_meant(name: str, meant: str) -> None:
+    with pytest.raises(CommandError, match=f"Did you mean '{meant}'"):
+        call_command("queuestats", name)
+
+
+def test_a_mistyped_option_is_answered_with_the_one_that_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    from queueapp.management.commands.queuestats import Command
+
+    with pytest.raises(SystemExit):
+        Command().run_from_argv(["manage.py", "queuestats", "--watc"[:6] + "hh"])
+    assert "did you mean '--watch'" in capsys.readouterr().err

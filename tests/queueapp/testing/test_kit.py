@@ -394,3 +394,24 @@ def test_the_kit_works_on_every_database(alias: str, queue: type[Queue]) -> None
     assert outcome.handled
     assert kit.process_next(queue, using=alias) is None
     kit.close()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda kit: kit.assert_sent(Leased), lambda kit: kit.assert_handled(Leased), lambda kit: kit.assert_retried(Leased),
+        lambda kit: kit.assert_poisoned(Leased), lambda kit: kit.assert_discarded(Leased), lambda kit: kit.assert_handled(7),
+    ],
+)  # fmt: skip
+def test_a_failed_assertion_points_at_the_test_and_not_into_the_kit(check: Any) -> None:
+    """pytest leaves out of a traceback the frames that say ``__tracebackhide__``."""
+    kit = Kit()
+    try:
+        with pytest.raises(AssertionError) as raised:
+            check(kit)
+    finally:
+        kit.close()
+    inside = [one for one in raised.traceback if one.path.name == "kit.py"]
+    assert inside
+    assert all(one.frame.f_locals.get("__tracebackhide__") for one in inside)

@@ -6,12 +6,16 @@ import time
 import uuid
 from datetime import UTC, date, datetime
 
+import msgspec
 import pyarrow as pa
 import pytest
 
+from queueapp import messages
+from queueapp.contrib.spark import encoding
 from queueapp.contrib.spark.columns import Plan
 from queueapp.contrib.spark.encoding import IdSource, RowEncoder, python_values
 from queueapp.contrib.spark.errors import InvalidDataFrame
+from queueapp.errors import InvalidMessage
 
 
 def plan(*staged: str, priorities: int = 1) -> Plan:
@@ -94,3 +98,60 @@ def test_times_and_dates_are_what_pyarrow_makes_of_them() -> None:
     assert python_values(naive) == naive.to_pylist()
     days = pa.array([date(1, 1, 1), None, date(9999, 12, 31)], pa.date32())
     assert python_values(days) == days.to_pylist()
+
+
+class Reading(msgspec.Struct):
+    n: int
+    f: float | None = None
+    at: datetime | None = None
+
+
+def typed() -> RowEncoder:
+    headers = messages.encode_headers({**messages.type_headers(Reading), messages.CONTENT_TYPE: messages.JSON})
+    return RowEncoder(Plan("a.B", ("id", "body"), headers, f"{__name__}.Reading"))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_has_not_is_refused_in_the_words_of_send(number: float) -> None:
+    with pytest.raises(InvalidMessage) as sent:
+        messages.encode(Reading(1, number))
+    with pytest.raises(InvalidDataFrame) as raised:
+        typed().encode(pa.record_batch({"n": [1, 2], "f": [0.5, number]}))
+    assert str(sent.value) in str(raised.value)
+
+
+def test_a_typed_row_without_a_number_is_stored_with_null() -> None:
+    encoded = typed().encode(pa.record_batch({"n": [1], "f": pa.array([None], pa.float64())}))
+    assert encoded["body"].to_pylist() == [b'{"n":1,"f":null,"at":null}']
+
+
+def test_a_time_that_python_cannot_read_is_refused_in_a_typed_row() -> None:
+    kind = pa.timestamp("us", "UTC")
+    late = pa.array([253_402_318_800_000_000], pa.int64()).cast(kind)  # the year 10000
+    with pytest.raises(InvalidDataFrame, match="years 1 to 9999"):
+        typed().encode(pa.record_batch({"n": [1], "at": late}))
+
+
+@pytest.mark.parametrize("micros", [253_402_318_799_000_000, 253_402_318_800_000_000, -62_135_600_000_000_000])
+def test_expires_that_no_reader_can_load_is_refused(micros: int) -> None:
+    column = pa.array([micros], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    with pytest.raises(InvalidDataFrame, match=r"expires .* must be at most 100 years from now"):
+        RowEncoder(plan("body", "expires")).encode(pa.record_batch({"body": ["x"], "expires": column}))
+
+
+def test_expires_of_next_year_and_of_last_year_are_stored() -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    times = [now.replace(year=now.year + 1, day=1), now.replace(year=now.year - 1, day=1), None]
+    batch = pa.record_batch({"body": ["x"] * 3, "expires": pa.array(times, pa.timestamp("us", "UTC"))})
+    assert RowEncoder(plan("body", "expires")).encode(batch)["expires"].to_pylist() == times
+
+
+def test_the_bound_of_expires_is_that_of_send() -> None:
+    from queueapp.sending import validation
+
+    assert validation.FAR_FUTURE == encoding.FAR_FUTURE
+
+
+def test_a_text_with_a_nul_is_refused() -> None:
+    with pytest.raises(InvalidDataFrame, match="NUL"):
+        RowEncoder(plan("body", "correlation_id")).encode(pa.record_batch({"body": ["x"], "correlation_id": ["a\0b"]}))
