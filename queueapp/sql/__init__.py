@@ -1,7 +1,12 @@
-"""Every hand-written statement of the project, and nothing but.
+"""All hand-written SQL of the project, and nothing else.
 
-``base`` is the interface: one method per verb, on one page. ``postgresql/`` and ``sqlserver/`` implement it; when two
-databases differ, the difference is a method here and not an ``if`` elsewhere. Column and table names come from
+``queue_sql(queue, connection)`` returns the statements of a queue, with one attribute per subject: ``.claims``, ``.acks``,
+``.ack_by_seq``, ``.inserts``, ``.fanout``, ``.limits``, ``.barriers``, ``.failures``, ``.maintenance``, ``.unevaluated``,
+``.figures``, ``.results``. ``backend_of(connection)`` returns what is not specific to a queue: ``.sessions``, ``.delayed``,
+``.dedupe``, ``.early_acks``, ``.schema``, ``.celery_results``, ``.notifications``, ``.journal(table)``.
+
+The interface of a subject is a class in the module of that name here; ``postgresql/`` and ``sqlserver/`` implement it in modules of the
+same names. Where two databases differ, the difference is a method here and not an ``if`` elsewhere. Column and table names come from
 ``_meta``, values are always parameters.
 """
 
@@ -33,7 +38,7 @@ def _backend_of_vendor(vendor: str) -> Backend:
 
 
 def backend_of(connection: Any) -> Backend:
-    """The statements for this Django connection's database. Raises UnsupportedServer for another vendor."""
+    """The statements for this Django connection's database. Raises UnsupportedServer for other vendors."""
     try:
         return _backend_of_vendor(connection.vendor)
     except UnsupportedServer:
@@ -46,11 +51,11 @@ def _queue_sql(queue: Any, vendor: str, table: str, expiry: Expiry | None) -> Qu
 
 
 def queue_sql(queue: Any, connection: Any) -> QueueSql:
-    """The statements of one queue on this connection's database, built once; again where an operator has changed how long
-    its messages may wait, which is in them."""
+    """The statements of one queue on this connection's database, built once, and again when an operator changes the expiration of
+    its messages, which is part of them."""
     ages = queue.delivery.expires_by_age
     expiry = Expiry.of(queue, overrides.expiration(queue, connection.alias)) if ages else None
-    # db_table is part of the key: tests and multi-schema set-ups change it on a class.
+    # db_table is part of the key: tests and multi-schema projects change it on a class.
     try:
         return _queue_sql(queue, connection.vendor, queue._meta.db_table, expiry)
     except UnsupportedServer:
@@ -66,7 +71,7 @@ def _unsupported(connection: Any) -> UnsupportedServer:
 
 
 def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:
-    """The statements for a database vendor. Raises UnsupportedServer for one that the sink cannot serve."""
+    """The statements for a database vendor. Raises UnsupportedServer for a vendor that the sink does not support."""
     if vendor == "postgresql":
         from .postgresql.spark import PostgresqlSparkSql
 

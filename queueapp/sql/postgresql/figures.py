@@ -24,10 +24,10 @@ class PostgresqlFigures(Statements, Figures):
     def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
         # Index: as ``_head``. Safe: a plain read.
         sql = (
-            "SELECT count(*), count(*) FILTER (WHERE h.state IN ('free', 'lapsed')), "
-            "count(*) FILTER (WHERE h.state = 'leased'), count(*) FILTER (WHERE h.state = 'lapsed'), "
+            "SELECT count(*), count(*) FILTER (WHERE h.state IN ('free', 'lease expired')), "
+            "count(*) FILTER (WHERE h.state = 'leased'), count(*) FILTER (WHERE h.state = 'lease expired'), "
             "count(*) FILTER (WHERE h.state = 'expired'), "
-            "max(h.age) FILTER (WHERE h.state IN ('free', 'lapsed')), coalesce(min(h.seq), 0) "
+            "max(h.age) FILTER (WHERE h.state IN ('free', 'lease expired')), coalesce(min(h.seq), 0) "
             f"FROM ({self._head('', level)}) AS h(seq, state, age)"
         )
         return Head(*self._by_index(connection, sql, (*self._level(level), limit))[0])
@@ -36,7 +36,7 @@ class PostgresqlFigures(Statements, Figures):
         # Index: as ``_head``. Safe: a plain read. The state is filtered outside: a million leased rows are not scanned.
         sql = (
             f"SELECT h.headers, h.age FROM ({self._head(', ' + self._c['headers'], level)}) AS h(seq, state, age, headers) "
-            "WHERE h.state IN ('free', 'lapsed') ORDER BY h.seq"
+            "WHERE h.state IN ('free', 'lease expired') ORDER BY h.seq"
         )
         return self._by_index(connection, sql, (*self._level(level), limit))
 
@@ -63,8 +63,8 @@ class PostgresqlFigures(Statements, Figures):
         return (
             f"SELECT greatest({wanted.min_workers}, least({wanted.max_workers}, "
             f"greatest(ceil(b.backlog / {wanted.per_worker}::numeric), {lag})))::int AS wanted FROM "
-            "(SELECT count(*) FILTER (WHERE h.state IN ('free', 'lapsed', 'leased', 'taken')) AS backlog, "
-            "max(h.age) FILTER (WHERE h.state IN ('free', 'lapsed')) AS oldest "
+            "(SELECT count(*) FILTER (WHERE h.state IN ('free', 'lease expired', 'leased', 'taken')) AS backlog, "
+            "max(h.age) FILTER (WHERE h.state IN ('free', 'lease expired')) AS oldest "
             f"FROM ({self._head('', ()) % (wanted.rows,)}) AS h(seq, state, age)) AS b, "
             f"(SELECT count(*) AS workers FROM {subscribers} WHERE queue = '{wanted.quoted_label}' "
             "AND receives AND alive_until > statement_timestamp()) AS w"
@@ -87,7 +87,7 @@ class PostgresqlFigures(Statements, Figures):
         elif self.table.has("expires"):
             states.append(f"WHEN {self._c['expires']} <= {to_utc(self.table, 'expires', now)} THEN 'expired'")
         if self.table.has("lease_expires"):
-            states.append(f"WHEN {self._c['lease_expires']} IS NOT NULL THEN 'lapsed'")
+            states.append(f"WHEN {self._c['lease_expires']} IS NOT NULL THEN 'lease expired'")
         age = "NULL::bigint"
         if self.table.has("enqueued_at"):
             arrived = f"greatest(least({self._c['enqueued_at']}, {now}), {_EPOCH})"

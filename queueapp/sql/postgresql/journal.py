@@ -20,7 +20,7 @@ from .raw.raw_statement import BYTES, TEXT, UUID, RawStatement, can_run_raw
 from .session import execute, fetch, quote, quote_table
 
 _NUMBER = "pg_current_xact_id()::text::bigint"
-#: The advisory lock of who renumbers: the first bytes of "journal".
+#: The advisory lock of ``renumber``: the first bytes of "journal".
 _RENUMBERING = int.from_bytes(b"journal\0", "big") >> 1
 _KEPT = ", ".join(f"j.{name}" for name in COLUMNS)
 
@@ -43,7 +43,7 @@ class PostgresqlJournalSql(JournalSql):
         table, columns, params = name(self.table), [], []
         for field in model._meta.local_concrete_fields:
             definition, some = schema_editor.column_sql(model, field)
-            # The key of a partitioned table has to name what it is partitioned by.
+            # The key of a partitioned table has to include the partition column.
             suffix = field.db_type_suffix(connection=schema_editor.connection) or ""
             columns.append(f"{name(field.column)} {definition.replace(' PRIMARY KEY', '')} {suffix}".rstrip())
             params += some
@@ -53,12 +53,12 @@ class PostgresqlJournalSql(JournalSql):
         )
         for index in model._meta.indexes:
             schema_editor.add_index(model, index)
-        # What is published on a day that has no partition, because nobody keeps house, is kept all the same.
+        # Entries of a day without a partition, because no maintenance runs, are kept nevertheless.
         schema_editor.execute(f"CREATE TABLE {name(self._rest)} PARTITION OF {table} DEFAULT", None)
 
     def partitions(self, connection: Any) -> list[Partition]:
-        # Catalog only. The end of a range is the second of the times in its definition. Whoever is not the owner of the table
-        # may neither drop a partition nor read one by its name.
+        # Catalog only. The end of a range is the second of the times in its definition. A user who does not own the table may
+        # neither drop a partition nor read one by its name.
         sql = (
             "SELECT c.relname::text, (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \\(''([^'']+)''\\)'))[1]::timestamptz "
             "FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent "
@@ -77,15 +77,15 @@ class PostgresqlJournalSql(JournalSql):
         # Catalog only.
         if fetch(connection, "SELECT 1 WHERE to_regclass(%s) IS NOT NULL", (quote(name).replace("%%", "%"),)):
             return False
-        # Primary keys of the rest, which has no entries as a rule: of those that it has of that day it cannot let go.
+        # Primary keys of the default partition, which normally is empty: entries of that day prevent the new partition.
         held = f"SELECT 1 FROM {quote(self._rest)} WHERE published_at >= %s::timestamptz AND published_at < %s::timestamptz LIMIT 1"
         if fetch(connection, held, (start, end)):
             return False
         self._wait(connection, wait_ms)
-        # Made beside the table and attached: that locks the rest, which has no entries as a rule, and whoever publishes or
-        # reads waits for nothing. CREATE ... PARTITION OF would lock the table itself.
+        # Created separately and attached: that locks the default partition, which normally is empty, and no publisher or reader
+        # waits. CREATE ... PARTITION OF would lock the table itself.
         execute(connection, f"CREATE TABLE {quote(name)} (LIKE {self._t} INCLUDING ALL EXCLUDING IDENTITY)", ())
-        # The bounds are the two texts that the server has just written; a statement of this kind takes no parameters.
+        # The bounds are the two texts that the server has just returned; this kind of statement takes no parameters.
         execute(
             connection,
             f"ALTER TABLE {self._t} ATTACH PARTITION {quote(name)} FOR VALUES FROM ('{start}') TO ('{end}')",
@@ -95,7 +95,7 @@ class PostgresqlJournalSql(JournalSql):
 
     def lock_partition(self, connection: Any, partition: Partition, wait_ms: int) -> None:
         self._wait(connection, wait_ms)
-        # First the table, as everybody does who writes or reads through it: the other way round would deadlock with them.
+        # The table first, like every writer and reader: the reverse order would deadlock with them.
         execute(connection, f"LOCK TABLE ONLY {self._t} IN ACCESS EXCLUSIVE MODE", ())
         execute(connection, f"LOCK TABLE {quote(partition.name)} IN ACCESS EXCLUSIVE MODE", ())
 
@@ -108,7 +108,7 @@ class PostgresqlJournalSql(JournalSql):
     # -- writing --------------------------------------------------------------------------------------------------
 
     def keep(self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]) -> None:
-        # One message that says nothing of itself, as most do: a fifth of the time of the same by a cursor is saved. As ``append``.
+        # One message without options, the most frequent case: saves a fifth of the time of a cursor. As ``append``.
         if len(messages) == 1 and messages[0][3:] == NO_OPTIONS and can_run_raw(connection):
             identity, headers, body = messages[0][:3]
             values = [topic.encode(), queues[0].encode(), identity.bytes, headers.encode(), body]
@@ -126,7 +126,7 @@ class PostgresqlJournalSql(JournalSql):
             ["txid", "topic", "queues", "message_id", "headers", "body", *(one.name for _, one in said)]
         )
         later = "clock_timestamp() + {} * interval '1 ms'"
-        # No index is read; safe: the caller's transaction, whose number orders what it publishes. Expiry by the database's
+        # No index is read; safe: the caller's transaction, whose number orders its entries. Expiry by the database's
         # clock.
         if len(messages) == 1:
             values = [later.format("%s") if one.kind is Kind.TIME else "%s" for _, one in said]
@@ -159,9 +159,9 @@ class PostgresqlJournalSql(JournalSql):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def horizon(self, connection: Any) -> Position:
-        # Reads no table; the list of sessions only when some transaction is open. Safe: a session stays in its database, so whose
-        # number is found with one of another database cannot publish here; who is not found may, as one whose session has
-        # ended or is not told of.
+        # Reads no table; the list of sessions only when a transaction is open. Safe: a session stays in its database, so a transaction that
+        # is listed for another database cannot publish here; one that is not listed may, such as one whose session has ended or is
+        # not visible.
         sql = (
             "SELECT coalesce(min(o.txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint) "
             "FROM (SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint AS txid OFFSET 0) AS o "
@@ -223,7 +223,7 @@ class PostgresqlJournalSql(JournalSql):
         where = "(j.txid, j.seq) > (%s, %s)"
         params: list[Any] = [*after]
         for mark in without:
-            # Of "= 0" the planner expects one row in two hundred, and would rather sort a whole topic than walk along it.
+            # For "= 0" the planner expects one row in two hundred, and would sort a whole topic instead of scanning it in order.
             where += " AND NOT position(%s in j.queues) > 0"
             params.append(mark)
         if not_before is not None:
@@ -242,7 +242,7 @@ class PostgresqlJournalSql(JournalSql):
 
     def earliest(self, connection: Any, topics: Sequence[str], after: Position) -> datetime | None:
         where, params = self._which(after, (), None)
-        # The index on (topic, txid, seq) from the position on, and the rows behind it: when a queue is filled anew. Locks nothing.
+        # The index on (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Locks nothing.
         sql = f"SELECT min(j.published_at) FROM {self._t} j WHERE j.topic = ANY(%s) AND {where}"
         found: datetime | None = fetch(connection, sql, [list(topics), *params])[0][0]
         return found
@@ -264,12 +264,12 @@ class PostgresqlJournalSql(JournalSql):
         rows = self.guard.fetch(connection, sql, (topic,))
         return (Position(*rows[0][:2]), rows[0][2]) if rows else None
 
-    # -- letting go -----------------------------------------------------------------------------------------------
+    # -- purging -----------------------------------------------------------------------------------------------
 
     def purge(self, connection: Any, topic: str, keep_ms: int, hold: Position, limit: int, source: str = "") -> int:
         table = quote(source) if source else self._t
         # The index on (topic, txid, seq), the first entries of the topic; then the primary key, by an array, because a join is
-        # planned as a scan. Safe: two that purge wait for each other, and the second finds the rows gone.
+        # planned as a scan. Safe: two purges wait for each other, and the second finds the rows gone.
         sql = (
             f"DELETE FROM {table} WHERE seq = ANY(ARRAY(SELECT f.seq FROM (SELECT txid, seq, published_at FROM {table} "
             "WHERE topic = %s ORDER BY txid, seq LIMIT %s) AS f WHERE (f.txid, f.seq) < (%s, %s) "
@@ -287,18 +287,18 @@ class PostgresqlJournalSql(JournalSql):
         return {row[0] for row in self.guard.fetch_by_key(connection, sql, (list(seqs),))}
 
     def renumber(self, connection: Any, cursor_table: str) -> int:
-        # One at a time, until the end of the transaction.
+        # One session at a time, until the end of the transaction.
         execute(connection, "SELECT pg_advisory_xact_lock(%s::bigint)", (_RENUMBERING,))
-        # The index on (topic, txid, seq), its end for each topic. Whoever publishes here has a number below the next one, so an
-        # entry that has not is another server's.
+        # The index on (topic, txid, seq), its end for each topic. A publisher of this server has a number below the next one, so an
+        # entry with a higher one is another server's.
         topics = self.topics(connection)
         highest = max(
             (edge[0].txid for topic in topics if (edge := self.edge(connection, topic, last=True))), default=0
         )
         if highest < fetch(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint", ())[0][0]:
             return 0
-        # All rows. Whoever wrote a row here is in its xmin; of one that came with a dump that is who restored it. What has been
-        # published since is left as it is, and stands behind all that is shifted.
+        # All rows. xmin is the transaction that wrote a row here; of a restored row, the one that restored it. Entries published since are
+        # unchanged, and come after all shifted ones.
         execute(
             connection,
             f"UPDATE {quote_table(cursor_table)} SET txid = txid - %s WHERE txid > -(2::bigint ^ 62)::bigint",
@@ -316,10 +316,10 @@ class PostgresqlJournalSql(JournalSql):
         entries, size = fetch(connection, sql, (self._t.replace("%%", "%"),))[0]
         return int(entries), int(size)
 
-    # -- who reads ------------------------------------------------------------------------------------------------
+    # -- readers ------------------------------------------------------------------------------------------------
 
     def note_reader(self, connection: Any, cursor_table: str, name: str, topic: str, position: Position) -> None:
-        # Primary key; one row of the reader's own.
+        # Primary key; one row, which only this reader writes.
         sql = (
             f"INSERT INTO {quote_table(cursor_table)} (name, topic, txid, seq, seen_at) VALUES (%s, %s, %s, %s, clock_timestamp()) "
             "ON CONFLICT (name) DO UPDATE SET txid = excluded.txid, seq = excluded.seq, seen_at = excluded.seen_at"
@@ -327,10 +327,10 @@ class PostgresqlJournalSql(JournalSql):
         execute(connection, sql, (name, topic, *position))
 
     def forget_reader(self, connection: Any, cursor_table: str, name: str) -> None:
-        # Primary key; one row of the reader's own.
+        # Primary key; one row, which only this reader writes.
         execute(connection, f"DELETE FROM {quote_table(cursor_table)} WHERE name = %s", (name,))
 
-    # -- queues that are filled from it -------------------------------------------------------------------------------
+    # -- queues filled from the journal -------------------------------------------------------------------------------
 
     def rows_up_to(self, connection: Any, table: str, limit: int) -> int:
         # A scan of the table that ends at the limit. Locks nothing.

@@ -130,8 +130,8 @@ class SqlServerEarlyAcks(EarlyAcks):
         table = quote_table(db_table)
         for first in range(0, len(ids), MAX_BATCH):
             piece = json_of(list(ids[first : first + MAX_BATCH]))
-            # Index: the unique one on queue and id, one seek an id. Safe: whoever else would write one of these rows waits
-            # for the name's lock, so none comes in between the two statements.
+            # Index: the unique one on queue and id, one seek an id. Safe: every other writer of these rows waits for
+            # the name's lock, so none writes between the two statements.
             sql = (
                 f"UPDATE d SET [kind] = %s, [expires] = {LATER} FROM {_IDS} INNER LOOP JOIN {table} AS d WITH (ROWLOCK) "
                 "ON d.[message_id] = u.[id] WHERE d.[queue] = %s"

@@ -1,4 +1,4 @@
-"""What an error of SQL Server means: by its number, else by its SQLSTATE, else by what the server said.
+"""Classifies errors of SQL Server: by number, else by SQLSTATE, else by the server's message.
 
 pyodbc writes the number into the text: ``… (1205) (SQLExecDirectW)``. mssql-python (1.16) keeps neither the number nor
 the SQLSTATE, only a phrase of its own per SQLSTATE and the server's message, and ODBC Driver 18 gives 42000 to a lock
@@ -30,7 +30,7 @@ _ERRORS: tuple[tuple[tuple[int, ...], ErrorKind, str], ...] = (
     ((229, 230, 262, 297, 300), ErrorKind.DENIED, "permission was denied|permission denied|does not have permission"),
     ((916, 4060, 18456), ErrorKind.CONNECTION, "is not able to access|Cannot open database|Login failed for user"),
     ((596, 6005, 17142), ErrorKind.CONNECTION, "session is in the kill state|SHUTDOWN is in progress|has been paused"),
-    # Read-only or not in charge: a failover left us on a secondary; reconnect to find the primary.
+    # Read-only or secondary: after a failover this server is a secondary; reconnect to find the primary.
     ((3906, 976, 978, 983), ErrorKind.CONNECTION, "the database is read-only|availability (group|database)"),
     # Azure SQL: throttled, moved or resumed. The session is gone or useless.
     ((40197, 40143, 40166, 40540), ErrorKind.CONNECTION, "has encountered an error processing your request"),
@@ -74,7 +74,7 @@ _UNNAMED_STATE = re.compile(r"SQLSTATE code: (\w{5})")
 
 
 class LockTimeout(OperationalError):
-    """Another transaction held the row longer than the statement was willing to wait."""
+    """Another transaction held the row longer than the statement waits."""
 
     def __init__(self, wait_ms: int) -> None:
         self.number = LOCK_TIMEOUT
@@ -111,7 +111,7 @@ def _kind(error: BaseException, table_only: bool) -> ErrorKind:
 
 
 def _numbers(error: BaseException, text: str) -> list[int]:
-    """The native numbers, if the driver tells them: an attribute some day, or in pyodbc's text."""
+    """The native numbers, if the driver exposes them: as an attribute (future drivers), or in pyodbc's text."""
     exposed = getattr(error, "native_error", None)
     return [exposed] if isinstance(exposed, int) else [int(number) for number in _NUMBER.findall(text)]
 
@@ -146,7 +146,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-# -- a driver that is not there ------------------------------------------------------------------------------------
+# -- a missing driver ------------------------------------------------------------------------------------
 
 _INSTALL = (
     'SQL Server needs the Python packages of the extra (pip install "queueapp[sqlserver]") and, on Debian and Ubuntu, '
@@ -155,7 +155,7 @@ _INSTALL = (
 
 
 def missing_driver(error: BaseException) -> str | None:
-    """One line on what to install, if ``error`` says that the driver or a library of its own is not there."""
+    """One line on what to install, if ``error`` shows that the driver or one of its libraries is missing."""
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen)

@@ -9,7 +9,7 @@ from ..figures import Figures, Head, Level, WorkersWanted
 from .columns import LOOKING, Statements, unevaluated
 from .session import fetch, quote
 
-_WAITING = "h.[state] IN ('free', 'lapsed')"
+_WAITING = "h.[state] IN ('free', 'lease expired')"
 #: A priority as a parameter: a bigint would make the comparison a range to the optimizer.
 _AS = {"recipient": "%s", "priority": "CAST(%s AS smallint)"}
 
@@ -21,7 +21,7 @@ class SqlServerFigures(Statements, Figures):
         # Index: as ``_head``. Safe: LOOKING.
         sql = (
             f"SELECT COUNT(*), COUNT(CASE WHEN {_WAITING} THEN 1 END), COUNT(CASE WHEN h.[state] = 'leased' THEN 1 END), "
-            "COUNT(CASE WHEN h.[state] = 'lapsed' THEN 1 END), COUNT(CASE WHEN h.[state] = 'expired' THEN 1 END), "
+            "COUNT(CASE WHEN h.[state] = 'lease expired' THEN 1 END), COUNT(CASE WHEN h.[state] = 'expired' THEN 1 END), "
             f"MAX(CASE WHEN {_WAITING} THEN h.[age] END), COALESCE(MIN(h.[seq]), 0) FROM ({self._head('', level)}) AS h"
         )
         return Head(*fetch(connection, sql, (limit, *level))[0])
@@ -66,8 +66,8 @@ class SqlServerFigures(Statements, Figures):
             f"SELECT CAST(CASE WHEN m.[more] < {least} THEN {least} WHEN m.[more] > {most} THEN {most} "
             "ELSE m.[more] END AS int) AS [wanted] FROM (SELECT CASE WHEN n.[need] > n.[lag] THEN n.[need] ELSE n.[lag] END AS [more] "
             f"FROM (SELECT CEILING(b.[backlog] / {wanted.per_worker}.0) AS [need], {lag} AS [lag] FROM "
-            "(SELECT COUNT(CASE WHEN h.[state] IN ('free', 'lapsed', 'leased') THEN 1 END) AS [backlog], "
-            "MAX(CASE WHEN h.[state] IN ('free', 'lapsed') THEN h.[age] END) AS [oldest] "
+            "(SELECT COUNT(CASE WHEN h.[state] IN ('free', 'lease expired', 'leased') THEN 1 END) AS [backlog], "
+            "MAX(CASE WHEN h.[state] IN ('free', 'lease expired') THEN h.[age] END) AS [oldest] "
             f"FROM ({self._head('', ()) % (wanted.rows,)}) AS h) AS b CROSS JOIN "
             f"(SELECT COUNT(*) AS [workers] FROM {quote(wanted.subscribers)} AS s WITH ({LOOKING}) "
             f"WHERE s.[queue] = '{wanted.quoted_label}' AND s.[receives] = 1 AND s.[alive_until] > SYSUTCDATETIME()) AS w) AS n) AS m"
@@ -86,7 +86,7 @@ class SqlServerFigures(Statements, Figures):
         if self.table.expiry is not None:
             over = self.table.expiry.over(self.expiry_terms())
         states += [f"WHEN {over} THEN 'expired'"] if over else []
-        states += [f"WHEN {lease} IS NOT NULL THEN 'lapsed'"] if lease else []
+        states += [f"WHEN {lease} IS NOT NULL THEN 'lease expired'"] if lease else []
         state = f"CASE {' '.join(states)} ELSE 'free' END" if states else "'free'"
         arrived = f"q.{self._c['enqueued_at']}" if "enqueued_at" in self._c else ""
         age = f"DATEDIFF_BIG(millisecond, {arrived}, {now})" if arrived else "CAST(NULL AS bigint)"

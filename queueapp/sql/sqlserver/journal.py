@@ -159,7 +159,7 @@ class SqlServerJournalSql(JournalSql):
             return []
         where, params = self._which(after, without, not_before)
         # Index: (topic, txid, seq), for each topic from the position on. Safe: nothing before the horizon is in flight, so
-        # this waits for nobody who publishes.
+        # this waits for no publisher.
         sql = (
             f"SELECT TOP (%s) {_KEPT} FROM OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t "
             f"CROSS APPLY (SELECT TOP (%s) j.* FROM {self._t} AS j WHERE j.[topic] = t.[topic] AND {where} "
@@ -201,7 +201,7 @@ class SqlServerJournalSql(JournalSql):
 
     def earliest(self, connection: Any, topics: Sequence[str], after: Position) -> datetime | None:
         where, params = self._which(after, (), None)
-        # Index: (topic, txid, seq) from the position on, and the rows behind it: when a queue is filled anew. Safe: LOOKING.
+        # Index: (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Safe: LOOKING.
         sql = (
             f"SELECT MIN(j.[published_at]) FROM {self._t} AS j WITH ({LOOKING}) "
             f"INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE {where}"
@@ -209,7 +209,7 @@ class SqlServerJournalSql(JournalSql):
         return aware(fetch(connection, sql, (json_of(list(topics)), *params))[0][0])
 
     def beyond(self, connection: Any, topics: Sequence[str], horizon: Position) -> list[int]:
-        # Index: (topic, txid, seq), the end of each topic. Safe: LOOKING, which passes over what is in flight.
+        # Index: (topic, txid, seq), the end of each topic. Safe: LOOKING, which skips rows in flight.
         sql = (
             f"SELECT j.[seq] FROM {self._t} AS j WITH ({LOOKING}) "
             f"INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE j.[txid] >= {_AT}"
@@ -235,11 +235,11 @@ class SqlServerJournalSql(JournalSql):
         assert at is not None, "the column is NOT NULL"
         return Position(int(rows[0][0]), int(rows[0][1])), at
 
-    # -- letting go -----------------------------------------------------------------------------------------------
+    # -- purging -----------------------------------------------------------------------------------------------
 
     def purge(self, connection: Any, topic: str, keep_ms: int, hold: Position, limit: int, source: str = "") -> int:
         # Index: (topic, txid, seq), the first entries of the topic. Safe: fewer than 5,000 rows, so readers meet no table lock;
-        # who else purges waits, and finds the rows gone.
+        # another purge waits, and finds the rows gone.
         sql = (
             f"WITH f AS (SELECT TOP (%s) j.[txid], j.[published_at] FROM {self._t} AS j WITH (ROWLOCK) WHERE j.[topic] = %s "
             f"ORDER BY j.[txid]) DELETE FROM f WHERE f.[txid] < {_AT} AND f.[published_at] < {_EARLIER}"
@@ -252,15 +252,15 @@ class SqlServerJournalSql(JournalSql):
         return bool(fetch(connection, sql, (at, *_earlier(keep_ms)))[0][0])
 
     def present(self, connection: Any, seqs: Sequence[int]) -> set[int]:
-        # Index: the primary key, one seek a number. Safe: it waits for what is being removed, to see whether that goes.
+        # Index: the primary key, one seek a number. Safe: it waits for uncommitted deletes.
         sql = f"SELECT j.[seq] FROM OPENJSON(%s) WITH ([seq] bigint '$') AS k INNER LOOP JOIN {self._t} AS j ON j.[seq] = k.[seq]"
         return {int(row[0]) for row in fetch(connection, sql, (json_of(list(seqs)),))}
 
     def renumber(self, connection: Any, cursor_table: str) -> int:
-        return 0  # row versions are the database's own, and go on where a backup ends
+        return 0  # row versions belong to the database, and continue where a backup ends
 
     def size(self, connection: Any) -> tuple[int, int]:
-        # Index: none, the catalog. A partition has a unit (of type 1) for its rows, and more for what is long in them.
+        # Index: none, the catalog. A partition has a unit (of type 1) for its rows, and more for long values.
         sql = (
             "SELECT COALESCE(SUM(CASE WHEN p.[index_id] IN (0, 1) AND a.[type] = 1 THEN p.[rows] ELSE 0 END), 0), "
             "COALESCE(SUM(a.[total_pages]), 0) * 8192 FROM sys.partitions AS p "
@@ -269,11 +269,11 @@ class SqlServerJournalSql(JournalSql):
         entries, size = fetch(connection, sql, (self._t.replace("%%", "%"),))[0]
         return int(entries), int(size)
 
-    # -- who reads ------------------------------------------------------------------------------------------------
+    # -- readers ------------------------------------------------------------------------------------------------
 
     def note_reader(self, connection: Any, cursor_table: str, name: str, topic: str, position: Position) -> None:
         table = quote_table(cursor_table)
-        # Index: the primary key; one row of the reader's own, which nobody else makes.
+        # Index: the primary key; one row, which only this reader writes.
         sql = f"UPDATE {table} SET [txid] = %s, [seq] = %s, [seen_at] = SYSUTCDATETIME() WHERE [name] = %s"
         if execute(connection, sql, (*position, name)):
             return
@@ -287,16 +287,16 @@ class SqlServerJournalSql(JournalSql):
         # Index: the primary key; one row of the reader's own.
         execute(connection, f"DELETE FROM {quote_table(cursor_table)} WHERE [name] = %s", (name,))
 
-    # -- queues that are filled from it -------------------------------------------------------------------------------
+    # -- queues filled from the journal -------------------------------------------------------------------------------
 
     def rows_up_to(self, connection: Any, table: str, limit: int) -> int:
-        # Index: any; a scan that ends at the limit. Safe: LOOKING; what is being taken is not counted.
+        # Index: any; a scan that ends at the limit. Safe: LOOKING; rows being claimed are not counted.
         sql = f"SELECT COUNT(*) FROM (SELECT TOP (%s) 1 AS [one] FROM {quote_table(table)} AS q WITH ({LOOKING})) AS f"
         return int(fetch(connection, sql, (limit,))[0][0])
 
     def waiting(self, connection: Any, places: Sequence[IdColumn], ids: Sequence[uuid.UUID]) -> set[bytes]:
-        # Index: none, a queue's id has no index: a scan, of an operator's command. It waits for rows that are being taken, which
-        # may come back.
+        # Index: none, a queue's id has no index: a scan, of an operator's command. It waits for rows that are being claimed, which
+        # may be released.
         parts, params = [], list[Any]()
         for table, column, where in places:
             conditions = "".join(f" AND q.{quote(one)} = %s" for one in where)

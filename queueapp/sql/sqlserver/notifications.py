@@ -1,11 +1,11 @@
-"""SQL Server: wake-ups by Service Broker.
+"""SQL Server: notifications by Service Broker.
 
-A broker queue hands each message to one reader, and a wake-up is for all. So every listener has a conversation of its own, both
-ends of which lie in one queue: ``queueapp_wake`` sends on each, and an listener waits for its own with WAITFOR (RECEIVE …). The
-statements are procedures that run as their owner: who calls them needs EXECUTE and no right on queue, service or catalog. A
-conversation that nobody renews ends by itself, and the next listener clears it away.
+A broker queue delivers each message to one reader, and a notification is for all. So every listener has a conversation of its own, both
+ends of which are in one queue: ``queueapp_wake`` sends on each, and a listener waits for its own with WAITFOR (RECEIVE …). The
+statements are procedures that run as their owner: callers need EXECUTE and no privilege on queue, service or catalog. A conversation
+that is not renewed expires, and the next listener removes it.
 
-Written by the documentation: no server that has Service Broker has run it yet (docs/sqlserver.md).
+Written from the documentation: it has not been run on a server with Service Broker yet (docs/sqlserver.md).
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from ..notifications import ListenerConnection, Notifications, NotificationsUnav
 from .errors import error_kind
 from .session import execute, fetch
 
-#: Seconds after which the server ends a conversation, and after which its listener begins another. What is told to a dead listener
-#: lies in the queue until then.
+#: Seconds after which the server ends a conversation, and after which its listener begins another. Messages for a dead listener
+#: stay in the queue until then.
 LIFETIME = 600
 _RENEWED = 200.0
-#: Milliseconds of one wait: an listener that has to end does so after that.
+#: Milliseconds of one wait: a listener stops after at most this time.
 _WAIT_MS = 1000
-#: Seconds for which a process that found nobody to tell does not look again.
-LOOK_AGAIN = 300.0
+#: Seconds before a process that found notifications unavailable tries again.
+RETRY_AFTER = 300.0
 
-#: What ears and tellers exchange has no type of ours: [DEFAULT] is in every database.
-_HEARD = "DEFAULT"
+#: The message type: [DEFAULT] exists in every database.
+_TYPE = "DEFAULT"
 _ENDED = "SELECT e.[conversation_handle] FROM sys.conversation_endpoints AS e"
 
-#: Object -> the batch that makes it, in this order. A procedure has to be a batch of its own.
+#: Object -> the batch that creates it, in this order. A procedure has to be a batch of its own.
 SCRIPT = {
-    # Five rollbacks in a row, which a killed reader can make, would turn the queue off.
+    # Five rollbacks in a row, which a killed reader can cause, would disable the queue.
     "queue": "CREATE QUEUE [queueapp_wakeups] WITH STATUS = ON, RETENTION = OFF, POISON_MESSAGE_HANDLING (STATUS = OFF)",
     "service": "CREATE SERVICE [queueapp_wakeups] ON QUEUE [queueapp_wakeups] ([DEFAULT])",
-    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same listener. An listener
-    # that ends meanwhile is none to tell.
+    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same listener. A listener
+    # that ends meanwhile is skipped.
     "queueapp_wake": f"""CREATE PROCEDURE [queueapp_wake] @payload nvarchar(400) WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @listener uniqueidentifier, @told uniqueidentifier;
-    DECLARE ears CURSOR LOCAL FORWARD_ONLY STATIC READ_ONLY FOR
+    DECLARE @listener uniqueidentifier, @end uniqueidentifier;
+    DECLARE listeners CURSOR LOCAL FORWARD_ONLY STATIC READ_ONLY FOR
         {_ENDED} WHERE e.[is_initiator] = 1 AND e.[far_service] = N'queueapp_wakeups' AND e.[state] IN ('SO', 'CO');
-    OPEN ears;
-    FETCH NEXT FROM ears INTO @listener;
+    OPEN listeners;
+    FETCH NEXT FROM listeners INTO @listener;
     WHILE @@FETCH_STATUS = 0
     BEGIN
         BEGIN TRY
-            SET @told = @listener;
-            SEND ON CONVERSATION @told MESSAGE TYPE [DEFAULT] (@payload);
+            SET @end = @listener;
+            SEND ON CONVERSATION @end MESSAGE TYPE [DEFAULT] (@payload);
         END TRY
         BEGIN CATCH
             SET @listener = NULL;
         END CATCH;
-        FETCH NEXT FROM ears INTO @listener;
+        FETCH NEXT FROM listeners INTO @listener;
     END;
-    CLOSE ears;
-    DEALLOCATE ears;
+    CLOSE listeners;
+    DEALLOCATE listeners;
 END""",
-    # Index: none, the catalog. Safe: only conversations that have ended are cleared away, whoever is first. The other end
-    # comes into being with the first message, in the same transaction, because both are in one database.
+    # Index: none, the catalog. Safe: only ended conversations are removed, by the first listener. The first message creates the
+    # other end, in the same transaction, because both are in one database.
     "queueapp_listen": f"""CREATE PROCEDURE [queueapp_listen] WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @tells uniqueidentifier, @old uniqueidentifier, @gone uniqueidentifier;
+    DECLARE @sender uniqueidentifier, @old uniqueidentifier, @gone uniqueidentifier;
     DECLARE ended CURSOR LOCAL FORWARD_ONLY STATIC READ_ONLY FOR
         {_ENDED} WHERE e.[far_service] = N'queueapp_wakeups' AND e.[state] IN ('DI', 'DO', 'ER');
     OPEN ended;
@@ -88,48 +88,48 @@ BEGIN
     END;
     CLOSE ended;
     DEALLOCATE ended;
-    BEGIN DIALOG CONVERSATION @tells FROM SERVICE [queueapp_wakeups]
+    BEGIN DIALOG CONVERSATION @sender FROM SERVICE [queueapp_wakeups]
         TO SERVICE N'queueapp_wakeups', N'CURRENT DATABASE' ON CONTRACT [DEFAULT]
         WITH LIFETIME = {LIFETIME}, ENCRYPTION = OFF;
-    SEND ON CONVERSATION @tells MESSAGE TYPE [DEFAULT] (N'');
+    SEND ON CONVERSATION @sender MESSAGE TYPE [DEFAULT] (N'');
     SELECT CAST(t.[conversation_handle] AS nvarchar(36)), CAST(h.[conversation_handle] AS nvarchar(36))
         FROM sys.conversation_endpoints AS t INNER JOIN sys.conversation_endpoints AS h
-        ON h.[conversation_id] = t.[conversation_id] AND h.[is_initiator] = 0 WHERE t.[conversation_handle] = @tells;
+        ON h.[conversation_id] = t.[conversation_id] AND h.[is_initiator] = 0 WHERE t.[conversation_handle] = @sender;
 END""",
     # Index: the queue's own on its conversations. Safe: each listener receives from its own conversation only, and commits what
-    # it has received at once; a wake-up that is lost with its connection costs a peek delay.
-    "queueapp_hear": f"""CREATE PROCEDURE [queueapp_hear] @hears uniqueidentifier WITH EXECUTE AS OWNER AS
+    # it has received at once; a notification that is lost with its connection costs a peek delay.
+    "queueapp_hear": f"""CREATE PROCEDURE [queueapp_hear] @receiver uniqueidentifier WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @heard TABLE ([type] nvarchar(256), [payload] nvarchar(400));
     WAITFOR (
         RECEIVE TOP (100) [message_type_name], CAST([message_body] AS nvarchar(400)) FROM [queueapp_wakeups]
-        INTO @heard WHERE [conversation_handle] = @hears
+        INTO @heard WHERE [conversation_handle] = @receiver
     ), TIMEOUT {_WAIT_MS};
     SELECT h.[type], h.[payload] FROM @heard AS h;
 END""",
-    # Safe: both ends are the caller's, and what lies in the queue for them is for nobody else.
+    # Safe: both ends belong to the caller, as do the messages in the queue for them.
     "queueapp_stop_listening": """CREATE PROCEDURE [queueapp_stop_listening]
-    @tells uniqueidentifier, @hears uniqueidentifier WITH EXECUTE AS OWNER AS
+    @sender uniqueidentifier, @receiver uniqueidentifier WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
-    END CONVERSATION @tells WITH CLEANUP;
-    END CONVERSATION @hears WITH CLEANUP;
+    END CONVERSATION @sender WITH CLEANUP;
+    END CONVERSATION @receiver WITH CLEANUP;
 END""",
 }
 PROCEDURES = tuple(name for name in SCRIPT if name.startswith("queueapp_"))
 
-#: Engine editions without a Service Broker that could be turned on.
+#: Engine editions without Service Broker.
 _WITHOUT = {5: "Azure SQL Database", 12: "SQL database in Fabric"}
 _TURN_ON = "ALTER DATABASE CURRENT SET ENABLE_BROKER WITH ROLLBACK IMMEDIATE"
 _MAKE = (
     "run `manage.py migrate` as the owner of the tables, or GRANT CREATE QUEUE, CREATE SERVICE, CREATE PROCEDURE and "
-    "ALTER ON SCHEMA to who runs it; then GRANT EXECUTE as docs/privileges.md says"
+    "ALTER ON SCHEMA to the user that runs it; then GRANT EXECUTE as docs/privileges.md says"
 )
 
-# Index: none, the catalog. Safe: whether there is somebody to tell is asked in the batch that tells it. OBJECT_ID is NULL
-# too for who may not execute it.
-_TELL = (
+# Index: none, the catalog. Safe: the batch that notifies checks whether the procedure exists. OBJECT_ID is NULL also for a user who
+# may not execute it.
+_NOTIFY = (
     "DECLARE @there int = (SELECT OBJECT_ID(N'queueapp_wake', N'P') FROM sys.databases AS d "
     "WHERE d.[name] = DB_NAME() AND d.[is_broker_enabled] = 1); "
     "IF @there IS NOT NULL EXEC [queueapp_wake] @payload = %s; SELECT @there"
@@ -139,8 +139,8 @@ _TELL = (
 class SqlServerListener(ListenerConnection):
     """One conversation, renewed before it ends."""
 
-    _tells: uuid.UUID | None = None
-    _hears: uuid.UUID | None = None
+    _sender: uuid.UUID | None = None
+    _receiver: uuid.UUID | None = None
     _renew_at = 0.0
     _lost = True
 
@@ -156,13 +156,13 @@ class SqlServerListener(ListenerConnection):
     def received(self, seconds: float) -> list[str]:
         with self._watched():
             if monotonic() < self._renew_at:
-                return self._receive(self._hears)
-            tells, hears = self._tells, self._hears
+                return self._receive(self._receiver)
+            sender, receiver = self._sender, self._receiver
             self._begin()
-            # The new one hears already, so nothing is told between the two.
-            told = self._receive(hears)
-            self._stop(tells, hears)
-            return told
+            # The new conversation receives already, so no notification is lost between the two.
+            payloads = self._receive(receiver)
+            self._stop(sender, receiver)
+            return payloads
 
     def ping(self) -> None:
         """Each wait is a round trip."""
@@ -173,8 +173,8 @@ class SqlServerListener(ListenerConnection):
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            if self._tells is not None and not self._lost:
-                self._stop(self._tells, self._hears)
+            if self._sender is not None and not self._lost:
+                self._stop(self._sender, self._receiver)
         with contextlib.suppress(Exception):
             self.connection.close()
 
@@ -182,22 +182,22 @@ class SqlServerListener(ListenerConnection):
         rows = fetch(self.connection, "EXEC [queueapp_listen]", ())
         if not rows:
             raise NotificationsUnavailable("Service Broker did not deliver a message that was sent within the database")
-        tells, hears = rows[0]
-        self._tells, self._hears = uuid.UUID(tells), uuid.UUID(hears)
+        sender, receiver = rows[0]
+        self._sender, self._receiver = uuid.UUID(sender), uuid.UUID(receiver)
         self._renew_at = monotonic() + _RENEWED
 
     def _stop(self, *ends: uuid.UUID | None) -> None:
-        execute(self.connection, "EXEC [queueapp_stop_listening] @tells = %s, @hears = %s", ends)
+        execute(self.connection, "EXEC [queueapp_stop_listening] @sender = %s, @receiver = %s", ends)
 
-    def _receive(self, hears: uuid.UUID | None) -> list[str]:
-        told = []
-        for kind, payload in fetch(self.connection, "EXEC [queueapp_hear] @hears = %s", (hears,)):
-            if kind != _HEARD:
-                self._tells = None
+    def _receive(self, receiver: uuid.UUID | None) -> list[str]:
+        payloads = []
+        for kind, payload in fetch(self.connection, "EXEC [queueapp_hear] @receiver = %s", (receiver,)):
+            if kind != _TYPE:
+                self._sender = None
                 raise OperationalError(f"the conversation of this listener has ended ({kind})")
             if payload:
-                told.append(payload)
-        return told
+                payloads.append(payload)
+        return payloads
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -210,10 +210,10 @@ class SqlServerListener(ListenerConnection):
 
 
 class SqlServerNotifications(Notifications):
-    """Service Broker, where the server has it and the database has it turned on."""
+    """Service Broker, where the server has it and the database enables it."""
 
     def __init__(self) -> None:
-        #: Alias -> until when nobody is told there: it is off, or nobody may.
+        #: Alias -> until when no notification is sent: disabled or not permitted.
         self._off: dict[str, float] = {}
 
     def may_notify(self, connection: Any) -> bool:
@@ -221,8 +221,8 @@ class SqlServerNotifications(Notifications):
         return until is None or monotonic() > until
 
     def notify(self, connection: Any, channel: str, payload: str) -> None:
-        if fetch(connection, _TELL, (payload,))[0][0] is None:
-            self._off[connection.alias] = monotonic() + LOOK_AGAIN
+        if fetch(connection, _NOTIFY, (payload,))[0][0] is None:
+            self._off[connection.alias] = monotonic() + RETRY_AFTER
         else:
             self._off.pop(connection.alias, None)
 
@@ -236,7 +236,7 @@ class SqlServerNotifications(Notifications):
     def unavailable(self, connection: Any) -> Unavailable | None:
         edition, enabled, missing = _state(connection)
         if edition in _WITHOUT:
-            return None  # it cannot be mended
+            return None  # there is no remedy
         if not enabled:
             return Unavailable("Service Broker is turned off in this database, so there are no wake-ups", _TURN_ON)
         if missing:
@@ -245,7 +245,7 @@ class SqlServerNotifications(Notifications):
 
 
 def prepare(connection: Any) -> None:
-    """Make what is missing of queue, service and procedures. Raises NoWakeUps."""
+    """Create the missing ones of queue, service and procedures. Raises NotificationsUnavailable."""
     edition, enabled, missing = _state(connection)
     if edition in _WITHOUT:
         raise NotificationsUnavailable(f"{_WITHOUT[edition]} has no Service Broker")

@@ -68,9 +68,9 @@ class SqlServerTaskResults(Statements, TaskResults):
             by_seq[seq]._replace(id=uuid.UUID(bytes=guid(key)), headers=headers, body=body, enqueued_at=enqueued_at)
             for seq, key, headers, body, enqueued_at in rows
         ]
-        # A message that somebody copied has the id of another one.
-        self._store(connection, results, list({one.id: one for one in gone}.values()))
-        return sorted(one.seq for one in gone)
+        # A copied message has the id of another one.
+        self._store(connection, results, list({outcome.id: outcome for outcome in gone}.values()))
+        return sorted(outcome.seq for outcome in gone)
 
     def store(self, connection: Any, results: str, outcome: Outcome) -> None:
         self._store(connection, results, [outcome])
@@ -80,8 +80,8 @@ class SqlServerTaskResults(Statements, TaskResults):
         if not outcomes:
             return
         table = quote_table(results)
-        told = [[n, *(in_json(getattr(one, name)) for name in _TYPES)] for n, one in enumerate(outcomes)]
-        given = Json(json.dumps(told, separators=(",", ":")))
+        values = [[n, *(in_json(getattr(outcome, name)) for name in _TYPES)] for n, outcome in enumerate(outcomes)]
+        given = Json(json.dumps(values, separators=(",", ":")))
         # Index: the primary key. Safe: KEEPING, so of two transactions that store the same one the second waits and then overwrites
         # it.
         values = ", ".join(f"[{name}] = {value}" for name, value in _VALUES.items())
@@ -109,7 +109,7 @@ _CELERY_TYPES = {
 _CELERY_GIVEN = (
     "OPENJSON(%s) WITH (" + ", ".join(f"[{name}] {kind} '$.{name}'" for name, kind in _CELERY_TYPES.items()) + ") AS s"
 )
-#: What is not known now is left as it was.
+#: Unknown values keep what was stored.
 _CELERY_STORED = {
     **{name: f"COALESCE(NULLIF(s.[{name}], N''), r.[{name}])" for name in ("name", "worker", "queue")},
     **{name: f"COALESCE(s.[{name}], r.[{name}])" for name in ("args", "kwargs")},
@@ -183,7 +183,7 @@ class SqlServerCeleryResults(CeleryResults):
         return None  # Service Broker's ears are the workers': each of them would wake for every result
 
     def notify_waiting(self, connection: Any, payload: str) -> None:
-        """There is nobody."""
+        """There are no listeners."""
 
     @staticmethod
     def _upsert(

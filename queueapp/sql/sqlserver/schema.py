@@ -10,11 +10,11 @@ from django.db import OperationalError
 from ..schema import Drift, IndexInfo, Schema, SettingAdvice
 from .session import execute, fetch, quote_table
 
-#: What sp_getapplock is asked for, for how long at a time, and what it answers when that time was over.
+#: The resource of the migration lock, the wait of one call, and its answer after that time.
 _MIGRATING, _ROUND_MS, _NOT_YET = "queueapp.migrate", 1_000, -1
-#: 0 is how the catalog says 100.
+#: The catalog writes 100 as 0.
 _FULL = (0, 100)
-#: Django executes what it is given, so there has to be a statement.
+#: Django executes any statement list, so there has to be one.
 _NOTHING = "DECLARE @nothing_to_alter bit"
 _SEQUENTIAL = "OPTIMIZE_FOR_SEQUENTIAL_KEY"
 
@@ -27,11 +27,11 @@ class SqlServerSchema(Schema):
 
     def _computed(self, quote_name: Any, seq: str, body: str, options: dict[str, Any]) -> dict[str, str]:
         columns = {}
-        # The order column answers to its name in NServiceBus' tables; one that calls it so needs no alias.
+        # The order column has an alias with its name in NServiceBus' tables; a column of that name needs none.
         if seq.lower() != "rowversion":
             columns["RowVersion"] = quote_name(seq)
         if options["body_string"]:
-            # Not nvarchar: bodies are UTF-8, which read as UTF-16 is Chinese. ASCII, hence most JSON, reads as it is.
+            # Not nvarchar: bodies are UTF-8, not UTF-16. ASCII, hence most JSON, reads unchanged.
             columns["BodyString"] = f"CAST({quote_name(body)} AS varchar(max))"
         return columns
 
@@ -40,8 +40,8 @@ class SqlServerSchema(Schema):
         return ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
 
     def options_after_create(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
-        # A fill factor is for rebuilds, so it takes one, of an empty table. Full pages: messages are put in at the end, and a
-        # lease makes no row longer, since its columns have a fixed width; the server's default may be anything.
+        # A fill factor applies to rebuilds, so the empty table is rebuilt. Full pages: messages are appended, and a lease makes no row
+        # longer, since its columns have a fixed width; the server's default may differ.
         sequential = f", {_SEQUENTIAL} = ON" if _knows_sequential(schema_editor.connection) else ""
         return f"ALTER INDEX ALL ON {schema_editor.quote_name(table)} REBUILD WITH (FILLFACTOR = 100{sequential})"
 
@@ -50,7 +50,7 @@ class SqlServerSchema(Schema):
         added = ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
         statements = [f"ALTER TABLE {quoted} ADD {added}"] if added else []
         if _knows_sequential(schema_editor.connection):
-            # Of the catalog alone; a rebuild would keep everybody from a table that is in use.
+            # Changes the catalog only; a rebuild would lock a table in use.
             statements.append(_set_sequential(quoted, "ON"))
         return "; ".join(statements) or _NOTHING
 
@@ -68,7 +68,7 @@ class SqlServerSchema(Schema):
         sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
         columns = {row[0].lower() for row in fetch(connection, sql, (name,))}
         if not columns:
-            return []  # the table is missing: migrations say that
+            return []  # the table is missing: migrations report that
         found = [
             Drift(f"the computed column {column} is missing", f"ALTER TABLE {quoted} ADD [{column}] AS {expression}")
             for column, expression in self._computed(connection.ops.quote_name, seq, body, options).items()
@@ -157,7 +157,7 @@ class SqlServerSchema(Schema):
             )
 
     def unlock_migrations(self, connection: Any) -> None:
-        # The drivers keep the session of a closed connection, and with it this lock, for whoever connects next.
+        # The drivers keep the session of a closed connection, and with it this lock, for the next connection.
         execute(connection, "EXEC sp_releaseapplock @Resource = %s, @LockOwner = 'Session'", (_MIGRATING,))
 
     def missing_privileges(self, connection: Any, table: str, privileges: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""SQL Server: what a session is left in. The drivers know their own mode and nothing else; the rest is asked for."""
+"""SQL Server: the state of a session, lock timeouts and connection options. The drivers know only their own mode; the rest is queried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..sessions import Sessions, SessionState
 from .errors import error_kind
 from .session import execute
 
-#: What of a text is no statement: comments, literals and quoted names; to the end of what is looked at, if they do not end
+#: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not end
 #: before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
 _NO_STATEMENT = re.compile(
     r"--[^\n]*|/\*.*?(?:\*/|\Z)|N?'(?P<literal>[^']*)(?:'|\Z)|\[(?P<name>[^]]*)(?:\]|\Z)|\"(?P<quoted>[^\"]*)(?:\"|\Z)",
@@ -49,7 +49,7 @@ def _blank(found: re.Match[str]) -> str:
 
 
 class SqlServerSessions(Sessions):
-    """Who does not ask is not told of a BEGIN TRANSACTION in autocommit, nor of what the server has rolled back."""
+    """Without a query the client does not notice a BEGIN TRANSACTION in autocommit, nor a rollback by the server."""
 
     def state(self, connection: Any, *, ask: bool = False) -> SessionState:
         raw = connection.connection
@@ -65,7 +65,7 @@ class SqlServerSessions(Sessions):
             cursor.execute("SELECT @@TRANCOUNT, XACT_STATE()")
             ((open_transactions, state),) = cursor.fetchall()
             cursor.close()
-        except Exception as error:  # whatever a driver raises on a connection in disorder
+        except Exception as error:  # drivers raise various errors on a broken connection
             return SessionState.GONE if error_kind(error) is ErrorKind.CONNECTION else SessionState.BUSY
         if state < 0:
             return SessionState.FAILED
@@ -74,7 +74,7 @@ class SqlServerSessions(Sessions):
         return SessionState.IDLE if autocommit else SessionState.MANUAL
 
     def is_disconnected(self, connection: Any) -> bool:
-        return False  # neither driver tells; mssql-django closes the connection when a statement finds out
+        return False  # neither driver reports it; mssql-django closes the connection when a statement fails
 
     def transaction_mark(self, connection: Any) -> Any:
         return None
@@ -103,17 +103,17 @@ class SqlServerSessions(Sessions):
                 execute(connection, "SET LOCK_TIMEOUT -1", ())
 
     def liveness_options(self, seconds: float) -> dict[str, Any]:
-        return {}  # the drivers send keepalives by themselves: 30 s, then each second
+        return {}  # the drivers send keepalives: after 30 s, then each second
 
     def handler_options(self) -> dict[str, Any]:
         return {}  # the server keeps plans by text
 
     def name_statements(self, connection: Any) -> None:
-        """Nothing has a name: what the drivers prepare is a number that the session gave to one cursor of theirs, and no
-        pooler hands a session of SQL Server to another process in the middle."""
+        """Nothing to do: the drivers prepare by numbers that belong to one cursor, and no pooler passes a session of SQL Server to
+        another process."""
 
     def watch_client(self, connection: Any, seconds: float) -> None:
-        """Nothing to say: SQL Server sends keepalives, and rolls back what a client leaves behind."""
+        """Nothing to set: SQL Server sends keepalives, and rolls back the transaction of a lost client."""
 
     def socket_of(self, connection: Any) -> int | None:
-        return None  # neither driver tells; DATABASES' query_timeout does what a cut would
+        return None  # neither driver exposes it; DATABASES' query_timeout has the same effect

@@ -12,7 +12,7 @@ from .columns import KEEPING, LITERALS, type_of
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
-_TYPES |= {one.name: type_of(one) for one in SENT}
+_TYPES |= {column.name: type_of(column) for column in SENT}
 _WIDE = {"priority": type_of(BY_NAME["priority"], priority64=True)}
 
 
@@ -42,7 +42,7 @@ class SqlServerSparkSql(SparkSql):
         self._types = _TYPES | (_WIDE if queue.priority64 else {})
 
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
-        # No table is read. Safe: it is let go when the transaction ends, however that is.
+        # No table is read. Safe: released when the transaction ends in any way.
         mode = "Exclusive" if exclusive else "Shared"
         sql = (
             "SET NOCOUNT ON; DECLARE @held int; EXEC @held = sp_getapplock @Resource = ?, "
@@ -91,7 +91,7 @@ class SqlServerSparkSql(SparkSql):
 
     def move(self, name: StagingName, attributes: Sequence[str], constants: Sequence[str], lifetime: bool) -> str:
         # Index: none, a scan and sort of the staging table; identity values of INSERT … SELECT … ORDER BY are assigned
-        # in that order. Safe: nobody else knows the staging table. More than about 5,000 rows escalate to a table lock
+        # in that order. Safe: the staging table is known to this task only. More than about 5,000 rows escalate to a table lock
         # on the queue until the commit: receivers wait (they do not fail); "atomic" cannot be had for less.
         plain = [attribute for attribute in attributes if attribute != "expires"]
         targets = [self._q[attribute] for attribute in plain]

@@ -13,7 +13,7 @@ from queueapp import notifier
 from queueapp.sql.notifications import NotificationsUnavailable
 from queueapp.sql.sqlserver import notifications as service_broker
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.notifications import LOOK_AGAIN, PROCEDURES, SCRIPT
+from queueapp.sql.sqlserver.notifications import PROCEDURES, RETRY_AFTER, SCRIPT
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, parsed
 
 THERE = [(2, 1, *range(1, 1 + len(PROCEDURES)))]
@@ -162,7 +162,7 @@ def test_a_sender_that_found_nobody_to_tell_does_nothing_more_for_minutes(
         notifier.sent_to("shop.Orders", connection)
     assert (len(recorder.statements), connection.run_on_commit) == (1, [])
 
-    now[0] += LOOK_AGAIN + 1
+    now[0] += RETRY_AFTER + 1
     assert backend.notifications.may_notify(connection)
     backend.notifications.notify(connection, "queueapp", "shop.Orders")
     assert not backend.notifications.may_notify(connection)
@@ -183,8 +183,8 @@ def test_an_ear_waits_for_its_own_conversation_and_ends_it() -> None:
 
     assert [one.sql for one in recorder.statements[1:]] == [
         "EXEC [queueapp_listen]",
-        "EXEC [queueapp_hear] @hears = ?",
-        "SET NOCOUNT ON; EXEC [queueapp_stop_listening] @tells = ?, @hears = ?; SELECT @@ROWCOUNT",
+        "EXEC [queueapp_hear] @receiver = ?",
+        "SET NOCOUNT ON; EXEC [queueapp_stop_listening] @sender = ?, @receiver = ?; SELECT @@ROWCOUNT",
     ]
     assert [one.params for one in recorder.statements[2:]] == [(ends[1],), ends]
 
