@@ -1,13 +1,14 @@
 """All hand-written SQL of the project, and nothing else.
 
-``queue_sql(queue, connection)`` returns the statements of a queue, with one attribute per subject: ``.claims``, ``.acks``,
-``.ack_by_seq``, ``.inserts``, ``.fanout``, ``.limits``, ``.barriers``, ``.failures``, ``.maintenance``, ``.unevaluated``,
-``.figures``, ``.results``. ``backend_of(connection)`` returns what is not specific to a queue: ``.sessions``, ``.delayed``,
-``.dedupe``, ``.early_acks``, ``.schema``, ``.celery_results``, ``.notifications``, ``.journal(table)``.
+``queue_sql(queue, connection)`` returns the statements of a queue, with one attribute per subject: ``.claims``,
+``.acks``, ``.ack_by_seq``, ``.inserts``, ``.fanout``, ``.limits``, ``.barriers``, ``.failures``, ``.maintenance``,
+``.unevaluated``, ``.figures``, ``.results``. ``backend_of(connection)`` returns what is not specific to a queue:
+``.sessions``, ``.delayed``, ``.dedupe``, ``.early_acks``, ``.schema``, ``.celery_results``, ``.notifications``,
+``.journal(table)``.
 
-The interface of a subject is a class in the module of that name here; ``postgresql/`` and ``sqlserver/`` implement it in modules of the
-same names. Where two databases differ, the difference is a method here and not an ``if`` elsewhere. Column and table names come from
-``_meta``, values are always parameters.
+The interface of a subject is a class in the module of that name here; ``postgresql/`` and ``sqlserver/`` implement it
+in modules of the same names. Where two databases differ, the difference is a method here and not an ``if`` elsewhere.
+Column and table names come from ``_meta``, values are always parameters.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def _queue_sql(queue: Any, vendor: str, table: str, expiry: Expiry | None) -> Qu
 
 
 def queue_sql(queue: Any, connection: Any) -> QueueSql:
-    """The statements of one queue on this connection's database, built once, and again when an operator changes the expiration of
-    its messages, which is part of them."""
+    """The statements of one queue on this connection's database, built once, and again when an operator changes the
+    expiration of its messages, which is part of them."""
     ages = queue.delivery.expires_by_age
     expiry = Expiry.of(queue, overrides.expiration(queue, connection.alias)) if ages else None
     # db_table is part of the key: tests and multi-schema projects change it on a class.

@@ -13,24 +13,25 @@ STRICT, SUBLET, FENCED = "strict", "sublet", "fenced"
 
 
 class Acks(abc.ABC):
-    """Ends and renews leases. The lease token fences every verb: a stale token changes nothing, and the caller compares counts.
-    Seqs are passed ascending, so that two acks never lock rows in opposite orders.
+    """Ends and renews leases. The lease token fences every verb: a stale token changes nothing, and the caller compares
+    counts. Seqs are passed ascending, so that two acks never lock rows in opposite orders.
 
-    ``renew``, ``try_ack`` and ``try_release`` run beside the thread that handles the messages and wait for no row: they skip rows
-    that another transaction has locked (a handler may hold its own message through ``Context.extend``) and report the seqs that
-    they reached; the caller retries the others. For a table lock they wait at most ``wait_ms``, then raise an error of kind
-    LOCKED. Each runs in a transaction of its own, since the limit on waits holds for the rest of it.
+    ``renew``, ``try_ack`` and ``try_release`` run beside the thread that handles the messages and wait for no row: they
+    skip rows that another transaction has locked (a handler may hold its own message through ``Context.extend``) and
+    report the seqs that they reached; the caller retries the others. For a table lock they wait at most ``wait_ms``,
+    then raise an error of kind LOCKED. Each runs in a transaction of its own, since the limit on waits holds for the
+    rest of it.
     """
 
     @abc.abstractmethod
     def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
-        """Delete these messages if they are still leased under ``token``; returns how many were. Fewer than asked: leases
-        were lost."""
+        """Delete these messages if they are still leased under ``token``; returns how many were. Fewer than asked:
+        leases were lost."""
 
     @abc.abstractmethod
     def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
-        """End the lease and leave the message in its place. ``handled=False``: no handler started, so the delivery is not
-        counted; ``handled=True`` (cancel): the cancel is counted."""
+        """End the lease and leave the message in its place. ``handled=False``: no handler started, so the delivery is
+        not counted; ``handled=True`` (cancel): the cancel is counted."""
 
     @abc.abstractmethod
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
@@ -38,13 +39,13 @@ class Acks(abc.ABC):
 
     @abc.abstractmethod
     def write_headers(self, connection: Any, seq: int, token: uuid.UUID, headers: str) -> int:
-        """Replace the headers of a message that is leased under ``token``, in the caller's transaction; returns the number of
-        rows changed."""
+        """Replace the headers of a message that is leased under ``token``, in the caller's transaction; returns the
+        number of rows changed."""
 
     @abc.abstractmethod
     def renew(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int, wait_ms: int) -> list[int]:
-        """Let these leases run at least ``lease_ms`` from now: a lease that runs longer keeps its end. Returns the seqs that
-        are leased under ``token`` and not locked."""
+        """Let these leases run at least ``lease_ms`` from now: a lease that runs longer keeps its end. Returns the seqs
+        that are leased under ``token`` and not locked."""
 
     @abc.abstractmethod
     def try_ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
@@ -56,8 +57,8 @@ class Acks(abc.ABC):
 
 
 class LeaseHolder(NamedTuple):
-    """The client that ends messages by name. ``leasing``: the queue's model (``Leasing``). ``client``: the owner of the leases,
-    or a lease token; None: a client without leases.
+    """The client that ends messages by name. ``leasing``: the queue's model (``Leasing``). ``client``: the owner of the
+    leases, or a lease token; None: a client without leases.
 
     STRICT: what is leased to the client, and what is unleased (an expired lease counts as none). SUBLET: any message.
     FENCED: what is leased under the token, expired or not.
@@ -74,8 +75,8 @@ class Limits(NamedTuple):
     deliveries: int = 0
 
     def reached(self, cancels: str, deliveries: str) -> str:
-        """The SQL condition of a message that reaches a limit with one more cancel; '' without limits. Only integers are
-        written into the text."""
+        """The SQL condition of a message that reaches a limit with one more cancel; '' without limits. Only integers
+        are written into the text."""
         parts = [f"{cancels} + 1 >= {int(self.cancels)}"] if self.cancels else []
         parts += [f"{deliveries} >= {int(self.deliveries)}"] if self.deliveries else []
         return f"({' OR '.join(parts)})" if parts else ""
@@ -85,9 +86,9 @@ NO_LIMITS = Limits()
 
 
 class AckBySeq(abc.ABC):
-    """Ends messages by seq (the bookmark), by id or by content; for tables with leases. The client need not be the one that
-    received them. Messages that the holder may not touch, and messages that do not exist, are skipped silently. Seqs are passed
-    ascending."""
+    """Ends messages by seq (the bookmark), by id or by content; for tables with leases. The client need not be the one
+    that received them. Messages that the holder may not touch, and messages that do not exist, are skipped silently.
+    Seqs are passed ascending."""
 
     @abc.abstractmethod
     def ack(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
@@ -103,13 +104,13 @@ class AckBySeq(abc.ABC):
         leased: bool = False,
         limits: Limits = NO_LIMITS,
     ) -> list[Row]:
-        """Delete these messages and return them complete, in queue order. ``leased``: only those that the holder could cancel;
-        ``limits``: only those that reach a limit."""
+        """Delete these messages and return them complete, in queue order. ``leased``: only those that the holder could
+        cancel; ``limits``: only those that reach a limit."""
 
     @abc.abstractmethod
     def cancel(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, limits: Limits) -> list[int]:
-        """End the leases of these messages, which stay in their place, and count the cancel; skips those that reach a limit
-        with it and those that are not leased. Returns the seqs that are available now."""
+        """End the leases of these messages, which stay in their place, and count the cancel; skips those that reach a
+        limit with it and those that are not leased. Returns the seqs that are available now."""
 
     @abc.abstractmethod
     def extend(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, lease_ms: int) -> list[int]:
@@ -117,17 +118,17 @@ class AckBySeq(abc.ABC):
 
     @abc.abstractmethod
     def take_owned(self, connection: Any, owner: uuid.UUID, deliveries: int, limit: int) -> list[Row]:
-        """Delete at most ``limit`` messages that one (dead) subscriber has leased and that were delivered ``deliveries`` times
-        or more, and return them complete."""
+        """Delete at most ``limit`` messages that one (dead) subscriber has leased and that were delivered
+        ``deliveries`` times or more, and return them complete."""
 
     @abc.abstractmethod
     def candidates(
         self, connection: Any, after: int, upto: int, limit: int, holder: LeaseHolder
     ) -> list[tuple[int, str, bytes | None]]:
-        """(seq, headers, body) of the first messages after ``after`` and up to ``upto`` that this holder may end, ascending.
-        Takes no lock that outlives the statement."""
+        """(seq, headers, body) of the first messages after ``after`` and up to ``upto`` that this holder may end,
+        ascending. Takes no lock that outlives the statement."""
 
     @abc.abstractmethod
     def seqs_of(self, connection: Any, ids: Sequence[uuid.UUID]) -> list[tuple[uuid.UUID, int]]:
-        """(id, seq) of the messages with these ids that are not pending evaluation, ascending by seq. Only for a table with an
-        index on ``id``. Takes no lock that outlives the statement."""
+        """(id, seq) of the messages with these ids that are not pending evaluation, ascending by seq. Only for a table
+        with an index on ``id``. Takes no lock that outlives the statement."""

@@ -1,7 +1,9 @@
-"""Queues with barriers: a message that is delivered after everything before it has ended, and before anything behind it.
+"""Queues with barriers: a message that is delivered after everything before it has ended, and before anything behind
+it.
 
-Sends of such a queue hold a lock, shared for a message and exclusive for a barrier, so that a barrier gets its seq when every send
-with a lower seq has committed. ``FencedInserts`` and ``FencedFanout`` take that lock for inserts in bulk and from other tables.
+Sends of such a queue hold a lock, shared for a message and exclusive for a barrier, so that a barrier gets its seq when
+every send with a lower seq has committed. ``FencedInserts`` and ``FencedFanout`` take that lock for inserts in bulk and
+from other tables.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ class Barriers(abc.ABC):
 
     @abc.abstractmethod
     def lock_sends(self, connection: Any, *, exclusive: bool) -> None:
-        """Take the send lock before an INSERT, in its transaction; waits. Shared holders coexist; the exclusive holder, which
-        sends a barrier, is alone."""
+        """Take the send lock before an INSERT, in its transaction; waits. Shared holders coexist; the exclusive holder,
+        which sends a barrier, is alone."""
 
     @abc.abstractmethod
     def any_barrier(self, connection: Any, source: StoreTable, keys: Sequence[int]) -> bool:
@@ -32,17 +34,18 @@ class Barriers(abc.ABC):
 
     @abc.abstractmethod
     def first(self, connection: Any) -> int | None:
-        """The seq of the first barrier that has not expired; None: there is none. Takes no lock that outlives the statement."""
+        """The seq of the first barrier that has not expired; None: there is none. Takes no lock that outlives the
+        statement."""
 
     @abc.abstractmethod
     def lock(self, connection: Any, seq: int) -> Row | None:
-        """Lock the release of this queue's barriers for the rest of the transaction, and this barrier. None: another session
-        holds one of the locks, or the barrier is gone."""
+        """Lock the release of this queue's barriers for the rest of the transaction, and this barrier. None: another
+        session holds one of the locks, or the barrier is gone."""
 
     @abc.abstractmethod
     def first_seq(self, connection: Any, low: int, high: int) -> int | None:
-        """The lowest seq from ``low`` to before ``high`` that has a row in any state, including one that an open transaction
-        has deleted. None: there is none."""
+        """The lowest seq from ``low`` to before ``high`` that has a row in any state, including one that an open
+        transaction has deleted. None: there is none."""
 
     @abc.abstractmethod
     def postpone(self, connection: Any, seq: int, hold_ms: int) -> int:
@@ -51,7 +54,8 @@ class Barriers(abc.ABC):
 
 
 def lock_numbers(purpose: str, db_table: str) -> tuple[int, int]:
-    """Two signed 32-bit numbers that name a lock. Two tables with equal numbers wait for each other, which is harmless."""
+    """Two signed 32-bit numbers that name a lock. Two tables with equal numbers wait for each other, which is
+    harmless."""
     return _signed(f"queueapp {purpose}"), _signed(db_table)
 
 
@@ -66,7 +70,8 @@ def _signed(text: str) -> int:
 
 
 class FencedInserts(Inserts):
-    """Inserts of a queue with barriers: takes the send lock, then delegates. ``insert`` takes the lock in its own statement."""
+    """Inserts of a queue with barriers: takes the send lock, then delegates. ``insert`` takes the lock in its own
+    statement."""
 
     def __init__(self, table: QueueTable, barriers: Barriers, inserts: Inserts) -> None:
         self._table, self._barriers, self._inserts = table, barriers, inserts
@@ -79,8 +84,8 @@ class FencedInserts(Inserts):
         first = next(drawn, None)
         if first is None:
             return 0
-        # Locked exclusively from the start where an expression may find a barrier among them: two holders of the shared lock
-        # cannot both upgrade.
+        # Locked exclusively from the start where an expression may find a barrier among them: two holders of the shared
+        # lock cannot both upgrade.
         self._barriers.lock_sends(connection, exclusive=self._table.finds_barriers or first.like.is_barrier)
         return self._inserts.insert_runs(connection, itertools.chain([first], drawn), undisturbed)
 

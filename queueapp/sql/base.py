@@ -1,9 +1,10 @@
-"""The statements of one queue (``QueueSql``) and of one database vendor (``Backend``), composed of one object for each subject.
+"""The statements of one queue (``QueueSql``) and of one database vendor (``Backend``), composed of one object for each
+subject.
 
-Each subject has an interface in a module of its own beside this one, and an implementation in the module of the same name in
-``postgresql/`` and ``sqlserver/``. The first argument of every verb is a Django connection. A verb executes one statement (two where
-it says so) in the connection's transaction and never commits. Verbs that end messages return how many rows they ended, and the
-caller compares. All times are the database's.
+Each subject has an interface in a module of its own beside this one, and an implementation in the module of the same
+name in ``postgresql/`` and ``sqlserver/``. The first argument of every verb is a Django connection. A verb executes one
+statement (two where it says so) in the connection's transaction and never commits. Verbs that end messages return how
+many rows they ended, and the caller compares. All times are the database's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from .tables import QueueTable
 class ErrorKind(enum.Enum):
     """What a database error means to the caller; decided by error code, never by text."""
 
-    #: deadlock victim, serialization failure, or a prepared statement that a pooler's session lacks: nothing happened, retry,
-    #: no breaker
+    #: deadlock victim, serialization failure, or a prepared statement that a pooler's session lacks: nothing happened,
+    #: retry, no breaker
     DEADLOCK = "deadlock"
     LOCKED = "locked"  #: a lock timeout: another session holds the row
     CONNECTION = "connection"  #: the connection is lost or the server is shutting down: reconnect

@@ -1,8 +1,8 @@
 """Figures of one queue's table for the admin, metrics, health and autoscaling.
 
-Each verb reads a bounded number of rows and waits for no lock. What an open transaction has claimed is not waiting, as for a peek.
-Rows are read from the low end of the primary key, or of one level of the claim index, so that a count that stops at its limit has
-seen the first ones. Called in a transaction.
+Each verb reads a bounded number of rows and waits for no lock. What an open transaction has claimed is not waiting, as
+for a peek. Rows are read from the low end of the primary key, or of one level of the claim index, so that a count that
+stops at its limit has seen the first ones. Called in a transaction.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Level = tuple[Any, ...]
 
 
 class Head(NamedTuple):
-    """The first rows of a table or level. ``rows``: how many were read. ``waiting``: neither leased nor expired; includes
-    ``lease_expired``. ``oldest_ms``: the age of the oldest waiting one; None: there is none, or the table has no time of
-    arrival. ``first``: the lowest seq."""
+    """The first rows of a table or level. ``rows``: how many were read. ``waiting``: neither leased nor expired;
+    includes ``lease_expired``. ``oldest_ms``: the age of the oldest waiting one; None: there is none, or the table has
+    no time of arrival. ``first``: the lowest seq."""
 
     rows: int
     waiting: int
@@ -29,8 +29,9 @@ class Head(NamedTuple):
 
 
 class WorkersWanted(NamedTuple):
-    """The terms of autoscaling. ``per_worker``: messages for one worker; ``late_ms``: the age above which more workers are wanted
-    than are running; None: age does not count. ``subscribers``: the table of workers, ``label``: the queue in it."""
+    """The terms of autoscaling. ``per_worker``: messages for one worker; ``late_ms``: the age above which more workers
+    are wanted than are running; None: age does not count. ``subscribers``: the table of workers, ``label``: the queue
+    in it."""
 
     per_worker: int
     late_ms: int | None
@@ -72,5 +73,5 @@ class Figures(abc.ABC):
 
     @abc.abstractmethod
     def workers_wanted(self, wanted: WorkersWanted) -> str:
-        """The text of a SELECT without parameters that returns one row with one integer, for clients without this project
-        (KEDA). It reads at most ``wanted.rows`` of the table's rows."""
+        """The text of a SELECT without parameters that returns one row with one integer, for clients without this
+        project (KEDA). It reads at most ``wanted.rows`` of the table's rows."""

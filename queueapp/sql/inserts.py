@@ -1,5 +1,5 @@
-"""Storing messages: single, bulk, from another table or database, from a SELECT (``Inserts``), and one copy for each consumer or
-bound queue (``Fanout``)."""
+"""Storing messages: single, bulk, from another table or database, from a SELECT (``Inserts``), and one copy for each
+consumer or bound queue (``Fanout``)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Inserts(abc.ABC):
 
     @abc.abstractmethod
     def insert_row(self, connection: Any, row: Row, *, same_queue: bool = False) -> None:
-        """Store a message of another table, with its times and counts; it gets a new seq and the nearest priority that this
-        queue has. Where messages expire by age its age starts now, unless it comes from the ``same_queue``. Values that are None
-        and columns that the table lacks are left to their defaults."""
+        """Store a message of another table, with its times and counts; it gets a new seq and the nearest priority that
+        this queue has. Where messages expire by age its age starts now, unless it comes from the ``same_queue``. Values
+        that are None and columns that the table lacks are left to their defaults."""
 
     @abc.abstractmethod
     def insert_rows(self, connection: Any, rows: Sequence[Row]) -> int:
@@ -50,8 +50,8 @@ class Inserts(abc.ABC):
     def insert_from(
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
-        """Copy rows of the delayed or poison table into this queue, in due order, keeping id, headers and body, with the
-        priority as in ``insert_row``."""
+        """Copy rows of the delayed or poison table into this queue, in due order, keeping id, headers and body, with
+        the priority as in ``insert_row``."""
 
     @abc.abstractmethod
     def ordered_select(self, select: str) -> str:
@@ -63,9 +63,9 @@ class Inserts(abc.ABC):
 
     @abc.abstractmethod
     def insert_select(self, connection: Any, like: Outgoing, source: Source, columns: Sequence[tuple[str, int]]) -> int:
-        """Store one message for each row of a SELECT, in its order: the row as a JSON object is the body, everything else is as
-        in ``like``. The ids count up from that of ``like``, as those of a bulk send do. Where messages are evaluated on entry,
-        these are pending evaluation. Returns how many."""
+        """Store one message for each row of a SELECT, in its order: the row as a JSON object is the body, everything
+        else is as in ``like``. The ids count up from that of ``like``, as those of a bulk send do. Where messages are
+        evaluated on entry, these are pending evaluation. Returns how many."""
 
 
 class Subscribed(NamedTuple):
@@ -87,8 +87,8 @@ class BrokerTables(NamedTuple):
 class Fanout(abc.ABC):
     """One copy of a message for each consumer or bound queue; for queues with ``recipients``.
 
-    ``models.Subscription`` holds the subscriptions. A sender caches them, and its INSERT verifies in the same statement that they
-    have not changed, so that a consumer added a moment ago misses nothing and no extra statement is spent.
+    ``models.Subscription`` holds the subscriptions. A sender caches them, and its INSERT verifies in the same statement
+    that they have not changed, so that a consumer added a moment ago misses nothing and no extra statement is spent.
     """
 
     @abc.abstractmethod
@@ -99,8 +99,9 @@ class Fanout(abc.ABC):
     def insert_copies(
         self, connection: Any, message: Outgoing, recipients: Sequence[str], subscriptions: str, mark: int
     ) -> int:
-        """Insert a copy for each recipient, in this order, if the marks of the queue's subscriptions add up to ``mark``; returns
-        how many. 0: the subscriptions have changed, and nothing was stored. In a transaction on a queue with barriers."""
+        """Insert a copy for each recipient, in this order, if the marks of the queue's subscriptions add up to
+        ``mark``; returns how many. 0: the subscriptions have changed, and nothing was stored. In a transaction on a
+        queue with barriers."""
 
     @abc.abstractmethod
     def replace_by_copies(
@@ -111,13 +112,14 @@ class Fanout(abc.ABC):
         token: uuid.UUID | None = None,
         recipient: str = "",
     ) -> int:
-        """Delete these messages of ``recipient`` and insert a copy of each for each of the recipients, unleased and untried,
-        with all other columns. ``token``: only those still leased under it; None: only available ones. Returns how many were
-        replaced. In a transaction (on SQL Server three statements)."""
+        """Delete these messages of ``recipient`` and insert a copy of each for each of the recipients, unleased and
+        untried, with all other columns. ``token``: only those still leased under it; None: only available ones. Returns
+        how many were replaced. In a transaction (on SQL Server three statements)."""
 
     @abc.abstractmethod
     def insert_routed(
         self, connection: Any, tables: BrokerTables, message: Outgoing, exchange: str, routing_key: str | None
     ) -> int:
-        """Store a copy for each declared queue that is bound to the exchange by this key (None: by any key) and has not expired;
-        returns how many. A queue's own message TTL holds where it is shorter. Only for tables with recipients and levels."""
+        """Store a copy for each declared queue that is bound to the exchange by this key (None: by any key) and has not
+        expired; returns how many. A queue's own message TTL holds where it is shorter. Only for tables with recipients
+        and levels."""

@@ -1,7 +1,7 @@
 """The journal: appending, reading without missing late commits, and purging.
 
-A position is (``txid``, ``seq``). A reader first asks for the *horizon*: every entry before it is committed or never will be. All
-entries below that horizon, read by any number of statements, are complete.
+A position is (``txid``, ``seq``). A reader first asks for the *horizon*: every entry before it is committed or never
+will be. All entries below that horizon, read by any number of statements, are complete.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ COLUMNS = ("seq", "txid", "topic", "message_id", *JournalRecord._fields[4:])
 
 
 class Partition(NamedTuple):
-    """A part of the journal that can be dropped whole. ``end``: no entry in it was published then or later; None: the default
-    partition, for any time, which is never dropped."""
+    """A part of the journal that can be dropped whole. ``end``: no entry in it was published then or later; None: the
+    default partition, for any time, which is never dropped."""
 
     name: str
     end: datetime | None
 
 
 class IdColumn(NamedTuple):
-    """A table that may hold a queue's messages: the column of their ids, and the values of other columns in rows of that queue."""
+    """A table that may hold a queue's messages: the column of their ids, and the values of other columns in rows of
+    that queue."""
 
     table: str
     column: str
@@ -83,13 +84,14 @@ class JournalSql(abc.ABC):
 
     @abc.abstractmethod
     def partitions(self, connection: Any) -> list[Partition]:
-        """The partitions, oldest first; [] where there are none or this user may not drop them. Reads the catalog only."""
+        """The partitions, oldest first; [] where there are none or this user may not drop them. Reads the catalog
+        only."""
 
     @abc.abstractmethod
     def add_partition(self, connection: Any, days: int, wait_ms: int) -> bool:
-        """Create the partition of the day that begins this many days from today (UTC) unless it exists; returns whether it was
-        created. Waits for locks at most ``wait_ms``, then raises an error of kind LOCKED. Entries of that day in the default
-        partition prevent it. In a transaction of its own."""
+        """Create the partition of the day that begins this many days from today (UTC) unless it exists; returns whether
+        it was created. Waits for locks at most ``wait_ms``, then raises an error of kind LOCKED. Entries of that day in
+        the default partition prevent it. In a transaction of its own."""
 
     @abc.abstractmethod
     def lock_partition(self, connection: Any, partition: Partition, wait_ms: int) -> None:
@@ -103,8 +105,8 @@ class JournalSql(abc.ABC):
 
     @abc.abstractmethod
     def append(self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]) -> list[int]:
-        """Append these messages in the caller's transaction, in order; returns their bookmarks. ``queues``: for each message the
-        queues that it was delivered to."""
+        """Append these messages in the caller's transaction, in order; returns their bookmarks. ``queues``: for each
+        message the queues that it was delivered to."""
 
     def keep(self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]) -> None:
         """``append`` without bookmarks."""
@@ -132,8 +134,9 @@ class JournalSql(abc.ABC):
         not_before: datetime | None = None,
         without: Sequence[str] = (),
     ) -> list[JournalRecord]:
-        """The first entries of these topics after one position and before another, in order of position. ``not_before``:
-        excludes entries published earlier. ``without``: excludes entries with one of these marks in ``queues``."""
+        """The first entries of these topics after one position and before another, in order of position.
+        ``not_before``: excludes entries published earlier. ``without``: excludes entries with one of these marks in
+        ``queues``."""
 
     @abc.abstractmethod
     def count(self, connection: Any, topics: Sequence[str], after: Position, without: Sequence[str], limit: int) -> int:
@@ -163,8 +166,8 @@ class JournalSql(abc.ABC):
 
     @abc.abstractmethod
     def purge(self, connection: Any, topic: str, keep_ms: int, hold: Position, limit: int, source: str = "") -> int:
-        """Delete those of the first ``limit`` entries of a topic that were published more than ``keep_ms`` ago and lie before
-        ``hold``; returns how many. ``source``: only in this partition."""
+        """Delete those of the first ``limit`` entries of a topic that were published more than ``keep_ms`` ago and lie
+        before ``hold``; returns how many. ``source``: only in this partition."""
 
     @abc.abstractmethod
     def is_over(self, connection: Any, at: datetime, keep_ms: int) -> bool:
@@ -176,9 +179,9 @@ class JournalSql(abc.ABC):
 
     @abc.abstractmethod
     def renumber(self, connection: Any, cursor_table: str) -> int:
-        """For entries of another server with higher transaction numbers (a restored dump): shift their numbers and those of the
-        cursors below all future ones, keeping the order. Returns how many entries were shifted, normally 0, for which only the
-        highest number is read. Two statements, in the caller's transaction."""
+        """For entries of another server with higher transaction numbers (a restored dump): shift their numbers and
+        those of the cursors below all future ones, keeping the order. Returns how many entries were shifted, normally
+        0, for which only the highest number is read. Two statements, in the caller's transaction."""
 
     @abc.abstractmethod
     def size(self, connection: Any) -> tuple[int, int]:
@@ -202,5 +205,5 @@ class JournalSql(abc.ABC):
 
     @abc.abstractmethod
     def waiting(self, connection: Any, columns: Sequence[IdColumn], ids: Sequence[uuid.UUID]) -> set[bytes]:
-        """Which of these messages (16 bytes each) are in one of these tables. One statement reads all of them: between two
-        statements a message could move from the second table to the first."""
+        """Which of these messages (16 bytes each) are in one of these tables. One statement reads all of them: between
+        two statements a message could move from the second table to the first."""

@@ -15,13 +15,14 @@ class Failures(abc.ABC):
 
     @abc.abstractmethod
     def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
-        """Lock one message and read it complete: if leased under ``token``; without a token in any state. None: it is gone or
-        leased under another token. Waits for another transaction at most ``wait_ms``, then raises an error of kind LOCKED."""
+        """Lock one message and read it complete: if leased under ``token``; without a token in any state. None: it is
+        gone or leased under another token. Waits for another transaction at most ``wait_ms``, then raises an error of
+        kind LOCKED."""
 
     @abc.abstractmethod
     def rollback_and_lock(self, connection: Any, seq: int, wait_ms: int) -> Row | None:
-        """Roll back the connection's transaction, begin a new one and lock this message in it, in one round trip: hardly any
-        claim can come between the rollback that frees the message and the count of its failed attempt."""
+        """Roll back the connection's transaction, begin a new one and lock this message in it, in one round trip:
+        hardly any claim can come between the rollback that frees the message and the count of its failed attempt."""
 
     @abc.abstractmethod
     def requeue(
@@ -35,8 +36,8 @@ class Failures(abc.ABC):
         token: uuid.UUID | None = None,
         headers: str | None = None,
     ) -> int:
-        """Write the counts and end the lease of a locked message, which stays in its place; ``token`` fences. ``headers``
-        replace its headers: a table without columns for the counts keeps them there."""
+        """Write the counts and end the lease of a locked message, which stays in its place; ``token`` fences.
+        ``headers`` replace its headers: a table without columns for the counts keeps them there."""
 
     @abc.abstractmethod
     def remove(self, connection: Any, seqs: Sequence[int]) -> int:
@@ -48,8 +49,8 @@ class Maintenance(abc.ABC):
 
     @abc.abstractmethod
     def purge_expired(self, connection: Any, limit: int) -> list[uuid.UUID]:
-        """Delete at most ``limit`` expired messages that are neither locked nor leased (``expire_leased``: leased ones too);
-        returns their ids."""
+        """Delete at most ``limit`` expired messages that are neither locked nor leased (``expire_leased``: leased ones
+        too); returns their ids."""
 
     @abc.abstractmethod
     def take_expired(self, connection: Any, limit: int) -> list[Row]:
@@ -66,10 +67,11 @@ class Maintenance(abc.ABC):
 
     @abc.abstractmethod
     def clamp_priorities(self, connection: Any, recipients: Sequence[str], limit: int) -> dict[int, int]:
-        """Move at most ``limit`` available messages of these recipients whose priority is outside the levels (a foreign INSERT,
-        a reduced number of levels) to the nearest level; returns the count of each old priority. They keep their seq, so they
-        may come to lie behind a low-water mark. One statement (SQL Server: one query, then one statement for each side of a
-        recipient's levels that has any). Queues without recipients ignore ``recipients``."""
+        """Move at most ``limit`` available messages of these recipients whose priority is outside the levels (a foreign
+        INSERT, a reduced number of levels) to the nearest level; returns the count of each old priority. They keep
+        their seq, so they may come to lie behind a low-water mark. One statement (SQL Server: one query, then one
+        statement for each side of a recipient's levels that has any). Queues without recipients ignore
+        ``recipients``."""
 
     @abc.abstractmethod
     def is_empty(self, connection: Any) -> bool:
@@ -77,21 +79,21 @@ class Maintenance(abc.ABC):
 
 
 class Unevaluated(abc.ABC):
-    """Messages of foreign writers in a queue with expressions, which are *pending evaluation*: their ``lease_expires`` is FOREVER
-    by the column's default and they have no token, so no receiver claims them and no subscriber holds a lease. Only on tables
-    with ``has_unevaluated``."""
+    """Messages of foreign writers in a queue with expressions, which are *pending evaluation*: their ``lease_expires``
+    is FOREVER by the column's default and they have no token, so no receiver claims them and no subscriber holds a
+    lease. Only on tables with ``has_unevaluated``."""
 
     @abc.abstractmethod
     def lock(self, connection: Any, limit: int) -> list[Row]:
-        """Lock at most ``limit`` unlocked messages that are pending, the lowest first, and read them complete. In a transaction:
-        the locks are the ownership."""
+        """Lock at most ``limit`` unlocked messages that are pending, the lowest first, and read them complete. In a
+        transaction: the locks are the ownership."""
 
     @abc.abstractmethod
     def release(
         self, connection: Any, seqs: Sequence[int], priorities: Sequence[int] | None, barriers: Sequence[bool] | None
     ) -> int:
-        """Make pending messages available in their place, with these priorities and barrier flags (None: unchanged); returns
-        how many were pending. The caller holds their locks."""
+        """Make pending messages available in their place, with these priorities and barrier flags (None: unchanged);
+        returns how many were pending. The caller holds their locks."""
 
     @abc.abstractmethod
     def count(self, connection: Any, limit: int) -> int:

@@ -1,12 +1,14 @@
-"""The columns of a message beside id, headers and body, declared once, and the two forms in which statements handle messages.
+"""The columns of a message beside id, headers and body, declared once, and the two forms in which statements handle
+messages.
 
-All code that stores or moves a message derives its columns from ``MESSAGE_COLUMNS``: inserts, COPY, claims, the delayed and the
-poison table, a third party's delayed store, Spark's staging tables, foreign tables (which lack some of them). A new column is one
-line here, a field of ``QueueModel`` and of ``StoredMessage``, and their migrations; ``tests/queueapp/message_columns/`` tests
-every path for every column. Statements and orders of columns are built from the declaration once, not per message.
+All code that stores or moves a message derives its columns from ``MESSAGE_COLUMNS``: inserts, COPY, claims, the delayed
+and the poison table, a third party's delayed store, Spark's staging tables, foreign tables (which lack some of them). A
+new column is one line here, a field of ``QueueModel`` and of ``StoredMessage``, and their migrations;
+``tests/queueapp/message_columns/`` tests every path for every column. Statements and orders of columns are built from
+the declaration once, not per message.
 
-``Outgoing`` is a message about to be stored, ``Row`` a message as it is stored. A claim returns a shorter, positional form
-(``claims.Claimed``).
+``Outgoing`` is a message about to be stored, ``Row`` a message as it is stored. A claim returns a shorter, positional
+form (``claims.Claimed``).
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import Any, NamedTuple
 
 from ..messages import CORRELATION_ID, MAX_ADDRESS, MAX_RECIPIENT, REPLY_TO
 
-#: Times that Python can hold in every session time zone. A foreign writer may have stored others: times that are read are
-#: clamped to this range.
+#: Times that Python can hold in every session time zone. A foreign writer may have stored others: times that are read
+#: are clamped to this range.
 FIRST_TIME, LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 
 
@@ -39,9 +41,9 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MessageColumn:
-    """One column. ``default``: the value of a message that does not set it, and of a table without the column; None where it
-    may be NULL. ``header``: the header under which handlers see the value. ``sent=False``: the database sets it when the message
-    arrives; only moves copy it, and a table without the column reads it as the current time."""
+    """One column. ``default``: the value of a message that does not set it, and of a table without the column; None
+    where it may be NULL. ``header``: the header under which handlers see the value. ``sent=False``: the database sets
+    it when the message arrives; only moves copy it, and a table without the column reads it as the current time."""
 
     name: str
     kind: Kind
@@ -68,7 +70,8 @@ MESSAGE_COLUMNS = (
 
 
 def kind_of(column: MessageColumn, *, priority64: bool) -> Kind:
-    """The column's type in a queue's table: a priority has 64 bits where any number is allowed (``Delivery.priority``)."""
+    """The column's type in a queue's table: a priority has 64 bits where any number is allowed
+    (``Delivery.priority``)."""
     return Kind.INT64 if priority64 and column.kind is Kind.INT16 else column.kind
 
 
@@ -104,8 +107,8 @@ _outgoing: Any = tuple_class(("id", "headers", "body", *(column.outgoing for col
 
 
 class Outgoing(_outgoing):  # type: ignore[misc]
-    """A message about to be stored: id, headers, body, then the columns of ``SENT`` in order: ``expires_ms``, ``recipient``,
-    ``priority`` ..."""
+    """A message about to be stored: id, headers, body, then the columns of ``SENT`` in order: ``expires_ms``,
+    ``recipient``, ``priority`` ..."""
 
     __slots__ = ()
 
@@ -120,8 +123,8 @@ RUN_LENGTH = 250
 
 
 class Run(NamedTuple):
-    """Messages in storage order that differ in id (16 bytes each) and body only. Everything else is as in ``like``, whose own
-    id and body are ignored."""
+    """Messages in storage order that differ in id (16 bytes each) and body only. Everything else is as in ``like``,
+    whose own id and body are ignored."""
 
     like: Outgoing
     ids: Sequence[bytes]
@@ -143,8 +146,8 @@ _row: Any = tuple_class(
 
 
 class Row(_row):  # type: ignore[misc]
-    """A stored message, complete and by name, with everything that survives a move to another table: the counts, then the
-    message columns in order."""
+    """A stored message, complete and by name, with everything that survives a move to another table: the counts, then
+    the message columns in order."""
 
     __slots__ = ()
 
@@ -162,6 +165,7 @@ REST = tuple(BY_NAME)
 
 
 def row_from(stored: Any, **changes: Any) -> Row:
-    """A message of the delayed table, the poison table or a third party's store as a row that can be inserted into a queue."""
+    """A message of the delayed table, the poison table or a third party's store as a row that can be inserted into a
+    queue."""
     counts = {name: getattr(stored, name) for name in COUNTS}
     return Row(**{"seq": 0, "id": stored.message_id, "body": None} | counts | message_values(stored) | changes)

@@ -1,6 +1,7 @@
 """Notifications: waking idle workers and waiting callers when a message is committed.
 
-A notification reaches every listener that is connected at that moment, and no other: polling remains the source of truth.
+A notification reaches every listener that is connected at that moment, and no other: polling remains the source of
+truth.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Unavailable(NamedTuple):
 
 
 class ListenerConnection(abc.ABC):
-    """A connection of its own that receives the notifications of one database, from ``listen`` to the end of the ``with`` block.
+    """A connection of its own that receives the notifications of one database, from ``listen`` to the end of the
+    ``with`` block.
 
     Errors are Django's. ``connection`` is Django's, for a thread that has to interrupt it.
     """
@@ -71,7 +73,8 @@ class Notifications(abc.ABC):
 
     @abc.abstractmethod
     def may_notify(self, connection: Any) -> bool:
-        """Whether ``notify`` may reach a listener, as far as this process knows. Runs no statement: every send calls it."""
+        """Whether ``notify`` may reach a listener, as far as this process knows. Runs no statement: every send calls
+        it."""
 
     @abc.abstractmethod
     def notify(self, connection: Any, channel: str, payload: str) -> None:

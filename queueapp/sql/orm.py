@@ -1,5 +1,5 @@
-"""Statements that Django's ORM builds on tables of messages: non-blocking reads, and the parts that the handler of a whole set of
-messages uses (which messages they are, a field of their bodies, an INSERT from a SELECT)."""
+"""Statements that Django's ORM builds on tables of messages: non-blocking reads, and the parts that the handler of a
+whole set of messages uses (which messages they are, a field of their bodies, an INSERT from a SELECT)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ M = TypeVar("M", bound=Model)
 
 
 class _NonblockingTable(BaseTable):
-    """The table that a query selects from. An UPDATE or DELETE built of the query names the table itself, without the hints."""
+    """The table that a query selects from. An UPDATE or DELETE built of the query names the table itself, without the
+    hints."""
 
     def as_microsoft(self, compiler: Any, connection: Any) -> Any:
         # Index: the query's own. Safe: LOOKING.
@@ -34,10 +35,10 @@ class _NonblockingTable(BaseTable):
 def nonblocking(rows: QuerySet[M]) -> QuerySet[M]:
     """The same rows, read without waiting for locks and without blocking writers, also after further filters.
 
-    PostgreSQL reads row versions and needs nothing. SQL Server does so where READ_COMMITTED_SNAPSHOT is on; elsewhere a plain
-    SELECT waits for each row that an open transaction holds, which is each TRANSACTIONAL handler, and can become the victim of a
-    deadlock with a delete. There, rows that another open transaction has changed, inserted or deleted are skipped: acceptable for
-    a figure or a page, not for a decision about a message.
+    PostgreSQL reads row versions and needs nothing. SQL Server does so where READ_COMMITTED_SNAPSHOT is on; elsewhere a
+    plain SELECT waits for each row that an open transaction holds, which is each TRANSACTIONAL handler, and can become
+    the victim of a deadlock with a delete. There, rows that another open transaction has changed, inserted or deleted
+    are skipped: acceptable for a figure or a page, not for a decision about a message.
     """
     found = rows.all()
     query = cast("Any", found.query)
@@ -51,8 +52,8 @@ def nonblocking(rows: QuerySet[M]) -> QuerySet[M]:
 
 
 class Among(_Lookup):
-    """Whether a number is one of these: one parameter for any count of numbers. (A lookup: SQL Server has no boolean values, and
-    Django would compare any other condition with a bit.)"""
+    """Whether a number is one of these: one parameter for any count of numbers. (A lookup: SQL Server has no boolean
+    values, and Django would compare any other condition with a bit.)"""
 
     lookup_name = "among"
     prepare_rhs = False
@@ -89,14 +90,15 @@ class _BodyText(Func):
         body, params = compiler.compile(self.source_expressions[0])
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{_quoted(step)}" for step in self.path)
         path = f"${steps}".replace("'", "''").replace("%", "%%")
-        # XML is the only way from UTF-8 to text on every version. "]]>" would end the CDATA and is written as a JSON escape.
+        # XML is the only way from UTF-8 to text on every version. "]]>" would end the CDATA and is written as a JSON
+        # escape.
         opening = 'CONVERT(varbinary(max), \'<?xml version="1.0" encoding="UTF-8"?><![CDATA[\')'
         within = f"CONVERT(varbinary(max), REPLACE(CONVERT(varchar(max), {body}), ']]>', ']]\\u003E'))"
         text = f"CAST({opening} + {within} + CONVERT(varbinary(max), ']]>') AS xml).value('.', 'nvarchar(max)')"
         if not self.is_long:
             return f"JSON_VALUE({text}, '{path}')", params  # an aggregate accepts it, and no subquery
-        # JSON_VALUE returns NULL for more than 4,000 characters. The body is wrapped into a list: a body that is a list would be
-        # as many rows.
+        # JSON_VALUE returns NULL for more than 4,000 characters. The body is wrapped into a list: a body that is a list
+        # would be as many rows.
         return f"(SELECT j.[v] FROM OPENJSON(N'[' + {text} + N']') WITH ([v] nvarchar(max) '{path}') AS j)", params
 
 
@@ -123,7 +125,8 @@ class NewUuid(Func):
 
 
 def insert_select(connection: Any, rows: Any, model: Any, values: dict[Any, Any]) -> int:
-    """Insert the rows of a queryset into the table of ``model``, a column for each of these fields; returns how many."""
+    """Insert the rows of a queryset into the table of ``model``, a column for each of these fields; returns how
+    many."""
     quote = connection.ops.quote_name
     named = {f"set{index}": value for index, value in enumerate(values.values())}
     selected = rows.annotate(**named).values_list(*named)

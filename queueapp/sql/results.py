@@ -1,5 +1,5 @@
-"""Results of tasks: those of Django's TASKS beside their queue (``TaskResults``), and Celery's with the counts of its chords
-(``CeleryResults``)."""
+"""Results of tasks: those of Django's TASKS beside their queue (``TaskResults``), and Celery's with the counts of its
+chords (``CeleryResults``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .notifications import ListenerConnection
 
 
 class Outcome(NamedTuple):
-    """The result of one task. Recent times are given as microseconds ago, so that a worker's clock is compared with none. The last
-    four fields are read from the message where it still exists."""
+    """The result of one task. Recent times are given as microseconds ago, so that a worker's clock is compared with
+    none. The last four fields are read from the message where it still exists."""
 
     seq: int
     task: str
@@ -35,8 +35,9 @@ class Outcome(NamedTuple):
 
 
 class TaskResults(abc.ABC):
-    """Results of the queues of TASKS. A result is stored in the statement or transaction that deletes its message, so a reader finds
-    either the message or the result. It overwrites that of an earlier attempt. ``results``: the table of the model."""
+    """Results of the queues of TASKS. A result is stored in the statement or transaction that deletes its message, so a
+    reader finds either the message or the result. It overwrites that of an earlier attempt. ``results``: the table of
+    the model."""
 
     @abc.abstractmethod
     def ack_and_store(
@@ -47,8 +48,9 @@ class TaskResults(abc.ABC):
         token: uuid.UUID,
         wait_ms: int | None = None,
     ) -> list[int]:
-        """Delete these messages if they are still leased under ``token``, and store the outcomes of those deleted; returns their
-        seqs. In a transaction. Outcomes come with ascending seqs. With ``wait_ms`` as ``try_ack``: skips locked rows."""
+        """Delete these messages if they are still leased under ``token``, and store the outcomes of those deleted;
+        returns their seqs. In a transaction. Outcomes come with ascending seqs. With ``wait_ms`` as ``try_ack``: skips
+        locked rows."""
 
     @abc.abstractmethod
     def store(self, connection: Any, results: str, outcome: Outcome) -> None:
@@ -104,19 +106,21 @@ class ChordCount(NamedTuple):
 
 
 class CeleryResults(abc.ABC):
-    """Results of Celery's tasks. Each member of a chord is counted once, in the transaction that stores its result: a process may
-    die after any statement, and the next run of the task continues. ``results``, ``groups`` and ``parts`` are the models' tables."""
+    """Results of Celery's tasks. Each member of a chord is counted once, in the transaction that stores its result: a
+    process may die after any statement, and the next run of the task continues. ``results``, ``groups`` and ``parts``
+    are the models' tables."""
 
     @abc.abstractmethod
     def store_result(self, connection: Any, results: str, state: TaskState) -> bool:
-        """Store a state of a task over any earlier one except success; returns whether it was stored. Notifies waiters."""
+        """Store a state of a task over any earlier one except success; returns whether it was stored. Notifies
+        waiters."""
 
     @abc.abstractmethod
     def count_part(
         self, connection: Any, groups: str, parts: str, part: ChordPart, expires_ms: int | None
     ) -> ChordCount:
-        """Store the result of a member and count it, unless it was counted before or the chord is over. In a transaction, which
-        locks the chord to its end."""
+        """Store the result of a member and count it, unless it was counted before or the chord is over. In a
+        transaction, which locks the chord to its end."""
 
     @abc.abstractmethod
     def set_size(self, connection: Any, groups: str, group_id: str, size: int, expires_ms: int | None) -> None:

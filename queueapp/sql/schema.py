@@ -1,7 +1,7 @@
 """The schema side of a database: table options, indexes, privileges and the migration lock.
 
-Nothing here runs while messages are sent or received: migrations, the start of a worker, ``check --database`` and reports of a
-refused statement use it.
+Nothing here runs while messages are sent or received: migrations, the start of a worker, ``check --database`` and
+reports of a refused statement use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Drift(NamedTuple):
 
 
 class IndexInfo(NamedTuple):
-    """An index of a table. ``columns``: its key in order. ``usable``: neither disabled nor incomplete. ``filtered``: partial."""
+    """An index of a table. ``columns``: its key in order. ``usable``: neither disabled nor incomplete. ``filtered``:
+    partial."""
 
     columns: tuple[str, ...]
     usable: bool
@@ -61,7 +62,8 @@ class Schema(abc.ABC):
 
     @abc.abstractmethod
     def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
-        """The indexes of a table by name, including the primary key's; {} if the table does not exist. Reads the catalog only."""
+        """The indexes of a table by name, including the primary key's; {} if the table does not exist. Reads the
+        catalog only."""
 
     @abc.abstractmethod
     def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:
@@ -85,8 +87,8 @@ class Schema(abc.ABC):
 
     @abc.abstractmethod
     def lock_migrations(self, connection: Any) -> None:
-        """Wait until no other session migrates, and keep others waiting until ``unlock_migrations`` or the end of the session
-        (which is not the close of the connection where a driver or pooler keeps the session)."""
+        """Wait until no other session migrates, and keep others waiting until ``unlock_migrations`` or the end of the
+        session (which is not the close of the connection where a driver or pooler keeps the session)."""
 
     @abc.abstractmethod
     def unlock_migrations(self, connection: Any) -> None:
@@ -94,9 +96,9 @@ class Schema(abc.ABC):
 
     @abc.abstractmethod
     def missing_privileges(self, connection: Any, table: str, privileges: Sequence[str]) -> list[str]:
-        """Which of these privileges (``"SELECT"``, …) the user lacks. One that is granted for some columns counts as granted. For a
-        table that does not exist or is invisible: none on PostgreSQL, all on SQL Server, which does not distinguish the two.
-        Reads the catalog only."""
+        """Which of these privileges (``"SELECT"``, …) the user lacks. One that is granted for some columns counts as
+        granted. For a table that does not exist or is invisible: none on PostgreSQL, all on SQL Server, which does not
+        distinguish the two. Reads the catalog only."""
 
     @abc.abstractmethod
     def grant(self, connection: Any, table: str, privileges: Sequence[str]) -> str:
@@ -104,4 +106,5 @@ class Schema(abc.ABC):
 
     @abc.abstractmethod
     def read_only(self, connection: Any) -> str:
-        """Where a setting makes this user read-only: the statement that ends that; '' otherwise, and on a standby server."""
+        """Where a setting makes this user read-only: the statement that ends that; '' otherwise, and on a standby
+        server."""

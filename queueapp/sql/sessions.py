@@ -1,7 +1,7 @@
 """The state of a database session, as the driver knows it beneath Django's bookkeeping, and the options of connections.
 
-The worker checks each connection after every handler, once per message, so each check takes well below a microsecond and runs no
-statement except where it says so.
+The worker checks each connection after every handler, once per message, so each check takes well below a microsecond
+and runs no statement except where it says so.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Sessions(abc.ABC):
 
     @abc.abstractmethod
     def state(self, connection: Any, *, ask: bool = False) -> SessionState:
-        """What is open on a Django connection's session, as the client knows. ``ask``: where that is incomplete, ask the server,
-        one round trip. Never raises a database error."""
+        """What is open on a Django connection's session, as the client knows. ``ask``: where that is incomplete, ask
+        the server, one round trip. Never raises a database error."""
 
     @abc.abstractmethod
     def is_disconnected(self, connection: Any) -> bool:
@@ -42,14 +42,14 @@ class Sessions(abc.ABC):
 
     @abc.abstractmethod
     def may_be_another_transaction(self, connection: Any, mark: Any) -> bool:
-        """Whether the open transaction may not be the marked one because user SQL ended that and began another. True is a
-        suspicion (a rollback to a savepoint raises it, too); False is no proof: see each database."""
+        """Whether the open transaction may not be the marked one because user SQL ended that and began another. True is
+        a suspicion (a rollback to a savepoint raises it, too); False is no proof: see each database."""
 
     @abc.abstractmethod
     def changes_session(self, sql: str, params: Any = None) -> bool:
-        """Whether a user statement leaves a change that outlives its transaction, judged by its text: settings, temporary tables,
-        session locks. A statement inside of a function is not seen. ``params`` of one execution may show that an apparent change
-        is none, never the reverse."""
+        """Whether a user statement leaves a change that outlives its transaction, judged by its text: settings,
+        temporary tables, session locks. A statement inside of a function is not seen. ``params`` of one execution may
+        show that an apparent change is none, never the reverse."""
 
     @abc.abstractmethod
     def may_be_multiple(self, sql: str) -> bool:
@@ -66,8 +66,9 @@ class Sessions(abc.ABC):
 
     @abc.abstractmethod
     def lock_timeout(self, connection: Any, ms: int) -> AbstractContextManager[None]:
-        """In the block a statement waits for a lock this long, then fails with LOCKED. Within a transaction, which is rolled
-        back, at least to a savepoint, when the block raises. For reading tables that a migration may have locked."""
+        """In the block a statement waits for a lock this long, then fails with LOCKED. Within a transaction, which is
+        rolled back, at least to a savepoint, when the block raises. For reading tables that a migration may have
+        locked."""
 
     def has_fixed_snapshot(self, connection: Any) -> bool:
         """Whether the open transaction may not see what others commit meanwhile. True where that is not known."""
@@ -83,8 +84,8 @@ class Sessions(abc.ABC):
 
     @abc.abstractmethod
     def name_statements(self, connection: Any) -> None:
-        """Prepare statements of a new handler connection under names derived from their text, so that a pooler cannot run another
-        statement under the same name."""
+        """Prepare statements of a new handler connection under names derived from their text, so that a pooler cannot
+        run another statement under the same name."""
 
     @abc.abstractmethod
     def watch_client(self, connection: Any, seconds: float) -> None:
@@ -92,4 +93,5 @@ class Sessions(abc.ABC):
 
     @abc.abstractmethod
     def socket_of(self, connection: Any) -> int | None:
-        """The file descriptor of the connection's socket, for a thread that has to interrupt it; None if there is none."""
+        """The file descriptor of the connection's socket, for a thread that has to interrupt it; None if there is
+        none."""

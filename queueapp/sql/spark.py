@@ -1,8 +1,8 @@
 """The statements of the Spark sink: the interface, and the names of staging tables.
 
 They run in Spark's processes, on connections of their own and without Django: an implementation returns texts, and
-``queueapp.contrib.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are always
-parameters; the name of a staging table is made here and consists of lower-case letters, digits and underscores.
+``queueapp.contrib.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are
+always parameters; the name of a staging table is made here and consists of lower-case letters, digits and underscores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from .message_columns import SENT
 from .tables import QueueTable
 
-#: The columns that a DataFrame or the sink may set, in the order of the staging table. Others keep their column defaults.
+#: The columns that a DataFrame or the sink may set, in the order of the staging table. Others keep their column
+#: defaults.
 STAGED = ("id", "headers", "body", *(column.name for column in SENT))
 
 _PREFIX = "queueapp_stage_"
@@ -74,8 +75,8 @@ class SparkSql(abc.ABC):
 
     @abc.abstractmethod
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
-        """(statement, parameters) that return one value: take the send lock of a queue with barriers (``Barriers.lock_sends``)
-        until the transaction ends; at least 0 when it was granted."""
+        """(statement, parameters) that return one value: take the send lock of a queue with barriers
+        (``Barriers.lock_sends``) until the transaction ends; at least 0 when it was granted."""
 
     @abc.abstractmethod
     def probe_queue(self) -> str:

@@ -51,12 +51,14 @@ class QueueTable:
     has_unevaluated: bool = False
     #: Claimed by a 64-bit priority: ``claim_index`` is on it, and a ``SeqRange`` holds order keys.
     priority64: bool = False
-    #: A message may be a barrier: no claim passes the first one; and an expression may find a barrier among any messages.
+    #: A message may be a barrier: no claim passes the first one; and an expression may find a barrier among any
+    #: messages.
     barriers: bool = False
     finds_barriers: bool = False
     #: Where released barriers wait for their subscribers: table and column of the subscriber.
     deliveries: tuple[str, str] | None = None
-    #: The attributes that a copy for a consumer takes over, including columns that only this table has or only others write.
+    #: The attributes that a copy for a consumer takes over, including columns that only this table has or only others
+    #: write.
     copied: tuple[str, ...] = ()
 
     @classmethod
@@ -115,7 +117,8 @@ class QueueTable:
 
     @property
     def filled(self) -> dict[str, bool | None]:
-        """Values that each of our inserts sets and no message does: the table has no default, or one for foreign writers."""
+        """Values that each of our inserts sets and no message does: the table has no default, or one for foreign
+        writers."""
         filled: dict[str, bool | None] = {"recoverable": True} if self.fill_recoverable else {}
         return filled | {"lease_expires": None} if self.has_unevaluated else filled
 
@@ -184,8 +187,8 @@ DEFAULT, QUEUE, LATEST, EARLIEST = "default", "queue", "latest", "earliest"
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The parts of an expiry condition as a database writes them: the two columns, the clock, and the clock less the queue's
-    duration."""
+    """The parts of an expiry condition as a database writes them: the two columns, the clock, and the clock less the
+    queue's duration."""
 
     own: str
     arrived: str
@@ -199,10 +202,10 @@ class Expiry:
 
     ``model``: which time counts (``ExpirationModel``). ``after_ms``: the queue's duration; None: never.
 
-    The column ``expires`` holds what the *message* says and nothing else: NULL for no time, a time after ``LAST_END`` for never.
-    The queue's duration is in the statements, so it holds for rows of foreign writers as well and can change while they wait. Times
-    are only ever compared: the duration is subtracted from the clock, never added to a stored time, which may be the last one that
-    the server can represent.
+    The column ``expires`` holds what the *message* says and nothing else: NULL for no time, a time after ``LAST_END``
+    for never. The queue's duration is in the statements, so it holds for rows of foreign writers as well and can change
+    while they wait. Times are only ever compared: the duration is subtracted from the clock, never added to a stored
+    time, which may be the last one that the server can represent.
     """
 
     model: str

@@ -15,7 +15,8 @@ from .session import execute, fetch
 
 
 class PostgresqlAcks(Statements, Acks):
-    """Acks by lease token. ``renew``, ``try_ack`` and ``try_release`` use SKIP LOCKED and, for the table's own lock, a ``lock_timeout``."""
+    """Acks by lease token. ``renew``, ``try_ack`` and ``try_release`` use SKIP LOCKED and, for the table's own lock, a
+    ``lock_timeout``."""
 
     def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
         # Primary key; the token fences: a stale ack deletes nothing.
@@ -34,7 +35,8 @@ class PostgresqlAcks(Statements, Acks):
 
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
         c = self._c
-        # Primary key, fenced by the token. An expired lease that was not claimed again is still ours, except where leases are counted.
+        # Primary key, fenced by the token. An expired lease that was not claimed again is still ours, except where
+        # leases are counted.
         sql = (
             f"UPDATE {self._q} SET {c['lease_expires']} = clock_timestamp() + %s * interval '1 ms' "
             f"WHERE {self._fenced} AND {c['seq']} = ANY(%s){self._alive} RETURNING {c['seq']}"
@@ -42,8 +44,8 @@ class PostgresqlAcks(Statements, Acks):
         return [row[0] for row in self._guard.fetch_by_key(connection, sql, (lease_ms, token, list(seqs)))]
 
     def write_headers(self, connection: Any, seq: int, token: uuid.UUID, headers: str) -> int:
-        # Primary key, fenced by the token: a stale handler's other writes in its transaction are rejected with it. No index
-        # contains headers, so the update is HOT where the page has room.
+        # Primary key, fenced by the token: a stale handler's other writes in its transaction are rejected with it. No
+        # index contains headers, so the update is HOT where the page has room.
         sql = f"UPDATE {self._q} SET {self._c['headers']} = %s WHERE {self._fenced} AND {self._c['seq']} = %s"
         return self._guard.execute_by_key(connection, sql, (headers, token, seq))
 
@@ -71,8 +73,9 @@ class PostgresqlAcks(Statements, Acks):
         return self._run_within(connection, wait_ms, sql, (list(seqs), token))
 
     def _reached(self) -> str:
-        # Primary key, one seek a key. Safe: the token fences, read from the latest version of a row that is locked from then on,
-        # so the surrounding statement sees no other version. SKIP LOCKED: it waits for no row, and cannot deadlock.
+        # Primary key, one seek a key. Safe: the token fences, read from the latest version of a row that is locked from
+        # then on, so the surrounding statement sees no other version. SKIP LOCKED: it waits for no row, and cannot
+        # deadlock.
         seq = self._c["seq"]
         return (
             f"{seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {seq} = ANY(%s) AND {self._fenced} "
@@ -90,8 +93,8 @@ class PostgresqlAckBySeq(Statements, AckBySeq):
 
     def ack(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
         may, params = self._may(holder)
-        # Primary key. Safe: the owner is checked on the row's latest version, so a message that was leased again meanwhile is
-        # judged by that lease.
+        # Primary key. Safe: the owner is checked on the row's latest version, so a message that was leased again
+        # meanwhile is judged by that lease.
         sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may}"
         return self._guard.execute_by_key(connection, sql, (list(seqs), *params))
 
@@ -137,8 +140,8 @@ class PostgresqlAckBySeq(Statements, AckBySeq):
 
     def take_owned(self, connection: Any, owner: uuid.UUID, deliveries: int, limit: int) -> list[Row]:
         seq, c = self._c["seq"], self._c
-        # No index on the owner: a scan, as ``release_owner``, which runs after it. SKIP LOCKED skips rows that a late ack of the
-        # dead subscriber is just ending.
+        # No index on the owner: a scan, as ``release_owner``, which runs after it. SKIP LOCKED skips rows that a late
+        # ack of the dead subscriber is just ending.
         sql = (
             f"DELETE FROM {self._q} WHERE {seq} = ANY(ARRAY(SELECT {seq} FROM {self._q} WHERE {c['lease_owner']} = %s "
             f"AND {c['deliveries']} >= %s ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED)) "
@@ -187,8 +190,8 @@ class PostgresqlAckBySeq(Statements, AckBySeq):
         return f" AND ({unleased} OR {c['lease_owner']} = %s OR {c['lease_token']} = %s)", (client, client)
 
     def _may_cancel(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
-        """What this holder may give back, or extend: of what is leased. What was shared out to a subscriber and not taken up by it
-        is in nobody's hands."""
+        """What this holder may give back, or extend: of what is leased. What was shared out to a subscriber and not
+        taken up by it is in nobody's hands."""
         c, client = self._c, holder.client
         taken_up = f" AND {c['lease_token']} IS DISTINCT FROM {c['lease_owner']}" if self.table.lease_index else ""
         if holder.leasing == FENCED:

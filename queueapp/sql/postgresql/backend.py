@@ -36,8 +36,8 @@ OLDEST = 140000
 _KINDS = {
     "40001": ErrorKind.DEADLOCK,
     "40P01": ErrorKind.DEADLOCK,
-    # A prepared statement that is missing or exists already: sessions are shared behind a pooler. Within a transaction it cannot
-    # be retried by itself; the next time nothing is prepared (``prepared_names``).
+    # A prepared statement that is missing or exists already: sessions are shared behind a pooler. Within a transaction
+    # it cannot be retried by itself; the next time nothing is prepared (``prepared_names``).
     "26000": ErrorKind.DEADLOCK,
     "42P05": ErrorKind.DEADLOCK,
     "55P03": ErrorKind.LOCKED,
@@ -133,7 +133,8 @@ class PostgresqlBackend(Backend):
         # Catalog only: never reads the table. The density of the last ANALYZE times the present size, like the planner.
         sql = (
             "SELECT (greatest(reltuples, 0)::float8 * CASE WHEN relpages > 0 THEN pg_relation_size(oid)::float8 "
-            "/ current_setting('block_size')::int / relpages ELSE 1 END)::bigint FROM pg_class WHERE oid = to_regclass(%s)"
+            "/ current_setting('block_size')::int / relpages ELSE 1 END)::bigint FROM pg_class WHERE oid = "
+            "to_regclass(%s)"
         )
         rows = fetch(connection, sql, (quote_table(db_table).replace("%%", "%"),))
         return int(rows[0][0]) if rows else 0

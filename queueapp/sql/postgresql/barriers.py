@@ -1,7 +1,8 @@
 """PostgreSQL: a queue with barriers. No claim passes the first barrier, and a send holds a lock.
 
-A claim finds the first barrier in its own snapshot, one probe of the partial index. That suffices because of the lock: a message with
-a higher seq than a barrier was sent after that barrier was committed, so a snapshot that contains it contains the barrier.
+A claim finds the first barrier in its own snapshot, one probe of the partial index. That suffices because of the lock:
+a message with a higher seq than a barrier was sent after that barrier was committed, so a snapshot that contains it
+contains the barrier.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class PostgresqlBarriers(Statements, Barriers):
     def fence(self, message: Outgoing, sql: str, params: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
         """The INSERT of a message that takes the send lock first, in the same statement."""
         head, _, values = sql.partition(" VALUES (")
-        # One statement, since outside of a transaction a lock taken by an earlier one would be released. Safe: the row of ``l``
-        # exists once the lock is held, and only then the message's seq is drawn. No index beyond those of the table.
+        # One statement, since outside of a transaction a lock taken by an earlier one would be released. Safe: the row
+        # of ``l`` exists once the lock is held, and only then the message's seq is drawn. No index beyond those of the
+        # table.
         locked = f"WITH l AS MATERIALIZED (SELECT {self._locking(message.is_barrier)}::text AS held)"
         return f"{locked} {head} SELECT {values[:-1]} FROM l WHERE l.held IS NOT NULL", (*self._sending, *params)
 
@@ -123,7 +125,8 @@ class FencedClaims(PostgresqlClaims):
         return f"{within} AND {seq} <= {last}", order
 
     def unless_barred(self) -> str:
-        # The index on (subscriber, number), one probe a claim. Safe: one commit deletes the barrier and adds its deliveries.
+        # The index on (subscriber, number), one probe a claim. Safe: one commit deletes the barrier and adds its
+        # deliveries.
         assert self.table.deliveries is not None
         table, subscriber = self.table.deliveries
         return f" AND NOT EXISTS (SELECT 1 FROM {quote_table(table)} d WHERE d.{quote(subscriber)} = %s::uuid)"

@@ -30,8 +30,9 @@ from .session import load
 #: The places of a message's values in a result of one row.
 _FIRST, _COLUMNS = (0,) * 7, range(7)
 
-#: The row is not locked or deleted by a running transaction. xmax is 32 bits: the latest full xid at or below the snapshot's end with
-#: these low bits is meant. A locker that finished or aborted is "visible" in the snapshot, so its row is not in flight.
+#: The row is not locked or deleted by a running transaction. xmax is 32 bits: the latest full xid at or below the
+#: snapshot's end with these low bits is meant. A locker that finished or aborted is "visible" in the snapshot, so its
+#: row is not in flight.
 NOT_IN_FLIGHT = (
     "(xmax = '0'::xid OR pg_visible_in_snapshot((pg_snapshot_xmax(pg_current_snapshot())::text::bigint - "
     "((pg_snapshot_xmax(pg_current_snapshot())::text::bigint - xmax::text::bigint) & 4294967295))::text::xid8, "
@@ -42,10 +43,11 @@ NOT_IN_FLIGHT = (
 class Where(enum.Enum):
     """The shape of a statement's ranges.
 
-    Of a table that was just filled the planner knows only the size. It estimates that a two-hundredth of it lies between two bounds,
-    and that a tenth of that is available: less than the limit, so each claim read and sorted all of it until the first ANALYZE had
-    run (observed: 3,000,000 messages, 6 s a claim). So an upper bound that bounds nothing is omitted, and availability is written
-    as a condition that is estimated to be true for nearly all rows (``mostly``).
+    Of a table that was just filled the planner knows only the size. It estimates that a two-hundredth of it lies
+    between two bounds, and that a tenth of that is available: less than the limit, so each claim read and sorted all of
+    it until the first ANALYZE had run (observed: 3,000,000 messages, 6 s a claim). So an upper bound that bounds
+    nothing is omitted, and availability is written as a condition that is estimated to be true for nearly all rows
+    (``mostly``).
     """
 
     OPEN = "one range without an end"
@@ -82,7 +84,8 @@ class PostgresqlClaims(Statements, Claims):
         self._peeks = {(one, two): self._build_peek(one, two) for one in self.shapes for two in self.shapes}
         heads = (Where.CLOSED, *([] if self._always_several else [Where.OPEN]))
         self._heads = {(where, bodies): self._build_heads(where, bodies) for where in heads for bodies in (False, True)}
-        #: Claims that open their transaction, by ``whole``, and single claims; none on a queue with recipients or levels.
+        #: Claims that open their transaction, by ``whole``, and single claims; none on a queue with recipients or
+        #: levels.
         self._single_claims: SingleClaims | None = None
         self._opening_claims: tuple[OpeningClaim, ...] = ()
         #: The claim by lease of such a queue, the most frequent statement.
@@ -191,10 +194,11 @@ class PostgresqlClaims(Statements, Claims):
     def lock_waiting(self, connection: Any, ids: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
         seq, identity = self._c["seq"], self._c["id"]
         unleased = f" AND {self._c['lease_token']} IS NULL" if self.table.has("lease_token") else ""
-        # The index on id. Safe: a row that a receiver has locked is skipped, since its delivery has begun; a row that is locked
-        # here is skipped by claims until this transaction ends.
+        # The index on id. Safe: a row that a receiver has locked is skipped, since its delivery has begun; a row that
+        # is locked here is skipped by claims until this transaction ends.
         sql = (
-            f"SELECT {seq}, {identity} FROM {self._q} WHERE {identity} = ANY(%s) AND {self._free}{unleased} ORDER BY {seq} "
+            f"SELECT {seq}, {identity} FROM {self._q} WHERE {identity} = ANY(%s) AND {self._free}{unleased} ORDER BY "
+            f"{seq} "
             "FOR UPDATE SKIP LOCKED"
         )
         return [(number, as_uuid(key)) for number, key in self._guard.fetch_by_key(connection, sql, (list(ids),))]
@@ -210,7 +214,8 @@ class PostgresqlClaims(Statements, Claims):
 
     def commit_and_claim(self, connection: Any, ranges: Sequence[SeqRange], plan: OpeningClaim) -> list[Claimed] | None:
         assert self._single_claims is not None, "pipelined_claim() returned a plan"
-        # Index and safety: the claim by delete, which it is. COMMIT comes first: when it fails the server skips the rest.
+        # Index and safety: the claim by delete, which it is. COMMIT comes first: when it fails the server skips the
+        # rest.
         started = monotonic()
         result = plan.query.follow(connection, plan.values(ranges[0], 1))
         if result is None:
@@ -288,8 +293,8 @@ class PostgresqlClaims(Statements, Claims):
         return f"SELECT {names} FROM {self._q} WHERE {within} AND {self._free} ORDER BY {order} LIMIT %s"
 
     def _build_peek(self, ahead: Where, behind: Where) -> str:
-        # Primary key or claim index, as the claim. No lock, no WAL. A row that an open transaction has deleted or locked
-        # has that transaction in xmax: not available, although this snapshot still sees it (NServiceBus #1412).
+        # Primary key or claim index, as the claim. No lock, no WAL. A row that an open transaction has deleted or
+        # locked has that transaction in xmax: not available, although this snapshot still sees it (NServiceBus #1412).
         scan = f"SELECT {self._scan(ahead, f' AND {mostly(NOT_IN_FLIGHT)}')} LIMIT %s"
         if ahead is Where.SEVERAL:
             scan = f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
@@ -300,8 +305,9 @@ class PostgresqlClaims(Statements, Claims):
         )
 
     def _build_window(self, where: Where) -> str:
-        """(available rows, the first of them, where the scan stopped before the end of the window or NULL) of a rescan window. It
-        reads a bounded number of rows, available or not: a window over a million leased ones must not take a third of a second."""
+        """(available rows, the first of them, where the scan stopped before the end of the window or NULL) of a rescan
+        window. It reads a bounded number of rows, available or not: a window over a million leased ones must not take a
+        third of a second."""
         within, order = self.build_range(where)
         rows = (
             f"SELECT {self._c['seq']}, {self._free} AND {NOT_IN_FLIGHT} FROM {self._q} "
@@ -335,8 +341,9 @@ class PostgresqlClaims(Statements, Claims):
 class Priority64Claims(PostgresqlClaims):
     """Claims of a queue with a 64-bit priority, any number of which may be in use. A ``SeqRange`` holds order keys.
 
-    One index serves it, and claims begin in its middle. It is on ``(~priority, seq)``, written ``priority # -1`` as Django writes
-    it: both ascend, so that a row comparison is a range of it. The time of a claim is independent of the dead rows before its range.
+    One index serves it, and claims begin in its middle. It is on ``(~priority, seq)``, written ``priority # -1`` as
+    Django writes it: both ascend, so that a row comparison is a range of it. The time of a claim is independent of the
+    dead rows before its range.
     """
 
     _LEVELS = (

@@ -1,8 +1,8 @@
-"""Columns and shared conditions of a queue's table as SQL text: what is read, what is written, and the substitute for a column that
-the table lacks. The one place where times of a column without time zone are converted.
+"""Columns and shared conditions of a queue's table as SQL text: what is read, what is written, and the substitute for a
+column that the table lacks. The one place where times of a column without time zone are converted.
 
-A foreign table lacks some columns, keeps ``expires`` as UTC without a zone, and may hold ``infinity`` or a year that Python cannot
-represent, which would fail every row fetched with it.
+A foreign table lacks some columns, keeps ``expires`` as UTC without a zone, and may hold ``infinity`` or a year that
+Python cannot represent, which would fail every row fetched with it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TYPES = {
 
 
 def to_utc(table: QueueTable, name: str, time: str) -> str:
-    """A ``timestamptz`` as this column stores it, independent of the session's time zone: assigned directly, a time would become
-    that zone's wall time in a column without one."""
+    """A ``timestamptz`` as this column stores it, independent of the session's time zone: assigned directly, a time
+    would become that zone's wall time in a column without one."""
     return f"({time} AT TIME ZONE 'UTC')" if name == "expires" and table.naive_expires else time
 
 
@@ -65,8 +65,8 @@ def _literal(value: Any) -> str:
 
 
 def unevaluated(columns: dict[str, str]) -> str:
-    """The condition of a message that is pending evaluation: literally that of the partial index, or the planner would not match
-    them."""
+    """The condition of a message that is pending evaluation: literally that of the partial index, or the planner would
+    not match them."""
     return f"({columns['lease_expires']} = '{FOREVER.isoformat()}'::timestamptz AND {columns['lease_token']} IS NULL)"
 
 
@@ -99,17 +99,18 @@ class TableText:
         #: The token fences: a condition with one parameter, of a row that is found by its key.
         self.fenced = f"{self.columns['lease_token']} = %s" if table.has("lease_token") else ""
         if table.lease_index is not None:
-            # "= token" alone implies "is not null", which is the predicate of the index on leased rows: the planner would scan all
-            # leases and compare each with each key of the array, where one seek a key suffices.
+            # "= token" alone implies "is not null", which is the predicate of the index on leased rows: the planner
+            # would scan all leases and compare each with each key of the array, where one seek a key suffices.
             self.fenced = f"({self.fenced}) IS TRUE"
-        #: A further condition of a lease that is extended: where leases are counted, the slot of an expired one may be reassigned.
+        #: A further condition of a lease that is extended: where leases are counted, the slot of an expired one may be
+        #: reassigned.
         self.alive = f" AND {self.columns['lease_expires']} >= clock_timestamp()" if table.counts_in_flight else ""
         self.filled = {name: LITERALS[value] for name, value in table.filled.items()}
 
     def _build_free(self) -> str:
         """Neither leased nor expired. Not indexed on purpose: an unindexed lease keeps the updates HOT."""
-        # The time of the statement, not of each row: a claim does not wait, and reading the clock per row is a tenth of a scan
-        # over a million rows that are not available.
+        # The time of the statement, not of each row: a claim does not wait, and reading the clock per row is a tenth of
+        # a scan over a million rows that are not available.
         now = "statement_timestamp()"
         parts = []
         if self.table.has("lease_expires"):

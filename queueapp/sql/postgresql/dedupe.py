@@ -1,4 +1,5 @@
-"""PostgreSQL: dedupe keys, processed keys, and acks that arrive before their message (under advisory locks of the transaction)."""
+"""PostgreSQL: dedupe keys, processed keys, and acks that arrive before their message (under advisory locks of the
+transaction)."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ class PostgresqlDedupe(Dedupe):
     def lock_keys(
         self, connection: Any, db_table: str, queue: str, keys: Sequence[str], ids: Sequence[uuid.UUID]
     ) -> dict[str, uuid.UUID]:
-        # The unique index on queue and key, one seek a key. Safe: the no-op update locks an existing row, and waits for a
-        # transaction that inserts it; in key order, so that two senders never wait for each other. (Digests in one text: psycopg
-        # escapes each item of an array.)
+        # The unique index on queue and key, one seek a key. Safe: the no-op update locks an existing row, and waits for
+        # a transaction that inserts it; in key order, so that two senders never wait for each other. (Digests in one
+        # text: psycopg escapes each item of an array.)
         sql = (
             f"INSERT INTO {quote_table(db_table)} AS t (queue, key, message_id) "
             "SELECT %s, u.key, u.id FROM unnest(string_to_array(%s, ','), %s::uuid[]) AS u(key, id) ORDER BY u.key "
@@ -65,8 +66,8 @@ class PostgresqlDedupe(Dedupe):
         self, connection: Any, db_table: str, queue: QueueTable, store: StoreTable, keep_ms: int, limit: int
     ) -> int:
         table, waiting, stored = quote_table(db_table), quote_table(queue.db_table), quote_table(store.db_table)
-        # The index on changed_at, and for each key the ones on the id in the queue and in the store. Safe: a key that a sender has
-        # locked is skipped, and a deleted one is created again.
+        # The index on changed_at, and for each key the ones on the id in the queue and in the store. Safe: a key that a
+        # sender has locked is skipped, and a deleted one is created again.
         sql = (
             f"DELETE FROM {table} WHERE id = ANY(ARRAY(SELECT t.id FROM {table} t WHERE t.queue = %s "
             "AND t.changed_at < clock_timestamp() - %s * interval '1 ms' "
@@ -109,14 +110,15 @@ class PostgresqlEarlyAcks(EarlyAcks):
         # The unique index on queue and id. Safe: every other writer of these rows waits for the name's lock.
         sql = (
             f"INSERT INTO {quote_table(db_table)} (queue, message_id, kind, expires) "
-            "SELECT %s, u.id, %s, clock_timestamp() + %s * interval '1 ms' FROM unnest(%s::uuid[]) AS u(id) ORDER BY u.id "
+            "SELECT %s, u.id, %s, clock_timestamp() + %s * interval '1 ms' FROM unnest(%s::uuid[]) AS u(id) ORDER BY "
+            "u.id "
             "ON CONFLICT (queue, message_id) DO UPDATE SET kind = excluded.kind, expires = excluded.expires"
         )
         execute(connection, sql, (queue, kind, keep_ms, list(ids)))
 
     def take(self, connection: Any, db_table: str, queue: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
-        # The unique index on queue and id, one seek an id. Safe: as above; in the caller's transaction, so the ack of a message whose
-        # send rolls back is kept.
+        # The unique index on queue and id, one seek an id. Safe: as above; in the caller's transaction, so the ack of a
+        # message whose send rolls back is kept.
         sql = (
             f"DELETE FROM {quote_table(db_table)} WHERE queue = %s AND message_id = ANY(%s) "
             "RETURNING message_id, expires > clock_timestamp()"

@@ -46,9 +46,10 @@ class PostgresqlDelayedStore(DelayedStore):
 
     def first_due(self, connection: Any, table: StoreTable, destinations: Sequence[str]) -> list[tuple[str, int]]:
         due, destination = quote(table.columns["due"]), quote(table.columns["destination"])
-        # Index on (destination, due, key): the entry at which each destination begins, or would, a few microseconds each. Row
-        # comparisons, because with an equality the planner may take the index on due and filter past all messages of other
-        # destinations. No lock. The server computes the difference, so no client's clock or zone matters.
+        # Index on (destination, due, key): the entry at which each destination begins, or would, a few microseconds
+        # each. Row comparisons, because with an equality the planner may take the index on due and filter past all
+        # messages of other destinations. No lock. The server computes the difference, so no client's clock or zone
+        # matters.
         sql = (
             f"SELECT d.name, (extract(epoch FROM f.{due} - clock_timestamp()) * 1000)::bigint "
             "FROM unnest(%s::text[]) AS d(name) CROSS JOIN LATERAL "
@@ -62,9 +63,9 @@ class PostgresqlDelayedStore(DelayedStore):
 
     def lock_due(self, connection: Any, table: StoreTable, destination: str, limit: int) -> list[int]:
         due, to, key = quote(table.columns["due"]), quote(table.columns["destination"]), quote(table.key)
-        # Index on (destination, due, key), a range of it in its order: row comparisons as above, and the clock is read once, in a
-        # sub-select, because a volatile condition does not end a scan. SKIP LOCKED: two dispatchers never wait for each other,
-        # and never move a row twice.
+        # Index on (destination, due, key), a range of it in its order: row comparisons as above, and the clock is read
+        # once, in a sub-select, because a volatile condition does not end a scan. SKIP LOCKED: two dispatchers never
+        # wait for each other, and never move a row twice.
         sql = (
             f"SELECT {key} FROM {quote_table(table.db_table)} WHERE ({to}, {due}) >= (%s, '-infinity'::timestamptz) "
             f"AND ({to}, {due}) <= (%s, (SELECT clock_timestamp())) ORDER BY {to}, {due}, {key} LIMIT %s "
@@ -80,8 +81,8 @@ class PostgresqlDelayedStore(DelayedStore):
     def record_forwarded(
         self, connection: Any, db_table: str, forwarded: Sequence[tuple[uuid.UUID, uuid.UUID]], origin: str
     ) -> set[uuid.UUID]:
-        # Primary key. Safe: waits for another transaction that inserts the same key, and skips it if that commits; in key order,
-        # so that two of them cannot deadlock.
+        # Primary key. Safe: waits for another transaction that inserts the same key, and skips it if that commits; in
+        # key order, so that two of them cannot deadlock.
         sql = (
             f"INSERT INTO {quote_table(db_table)} (id, message_id, origin, arrived_at) "
             "SELECT u.id, u.message_id, %s, clock_timestamp() FROM unnest(%s::uuid[], %s::uuid[]) AS u(id, message_id) "

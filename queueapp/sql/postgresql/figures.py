@@ -35,7 +35,8 @@ class PostgresqlFigures(Statements, Figures):
     def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
         # Index: as ``_head``. Safe: a plain read. The state is filtered outside: a million leased rows are not scanned.
         sql = (
-            f"SELECT h.headers, h.age FROM ({self._head(', ' + self._c['headers'], level)}) AS h(seq, state, age, headers) "
+            f"SELECT h.headers, h.age FROM ({self._head(', ' + self._c['headers'], level)}) AS h(seq, state, age, "
+            "headers) "
             "WHERE h.state IN ('free', 'lease expired') ORDER BY h.seq"
         )
         return self._by_index(connection, sql, (*self._level(level), limit))
@@ -103,9 +104,9 @@ class PostgresqlFigures(Statements, Figures):
 
     @staticmethod
     def _by_index(connection: Any, sql: str, params: Any) -> list[Any]:
-        """Run a statement whose order an index gives, and make it use that index. For an unanalyzed table the planner assumes
-        scattered rows, and a generic plan may date from when there were few: both would read all rows and sort (observed with
-        300,000)."""
+        """Run a statement whose order an index gives, and make it use that index. For an unanalyzed table the planner
+        assumes scattered rows, and a generic plan may date from when there were few: both would read all rows and sort
+        (observed with 300,000)."""
         return fetch_unsorted(connection, sql, params)
 
     @staticmethod

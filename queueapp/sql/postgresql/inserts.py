@@ -1,7 +1,7 @@
 """PostgreSQL: storing messages and copies of them.
 
-``insert`` runs beneath Django's cursor wrapper, on Django's own connection and in the caller's transaction: prepared and binary, 1.5 to
-3 times as fast as the wrapper for single rows.
+``insert`` runs beneath Django's cursor wrapper, on Django's own connection and in the caller's transaction: prepared
+and binary, 1.5 to 3 times as fast as the wrapper for single rows.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class PostgresqlInserts(Statements, Inserts):
             raise
 
     def insert_of(self, message: Outgoing) -> tuple[str, tuple[Any, ...]]:
-        """The INSERT of one message and its parameters, with only the columns that differ from their defaults: one statement per
-        combination, each prepared. Values without a column in a foreign table are in the headers."""
+        """The INSERT of one message and its parameters, with only the columns that differ from their defaults: one
+        statement per combination, each prepared. Values without a column in a foreign table are in the headers."""
         wanted = zip(OPTIONS, message[3:], NO_OPTIONS, self._optional, strict=True)
         used = tuple((name, value) for name, value, default, has in wanted if value != default and has)
         names = tuple(name for name, _ in used)
@@ -163,7 +163,8 @@ class PostgresqlInserts(Statements, Inserts):
             params = (self.table.levels - 1, *params)
         # Primary key of the source; the caller holds the locks of its rows and deletes them in the same transaction.
         sql = (
-            f"INSERT INTO {self._q} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {quote_table(source.db_table)} s "
+            f"INSERT INTO {self._q} ({', '.join(columns)}) SELECT {', '.join(values)} FROM "
+            f"{quote_table(source.db_table)} s "
             f"WHERE s.{quote(source.key)} = ANY(%s) ORDER BY s.{quote(source.order)}, s.{quote(source.key)}"
         )
         with translated(connection, self.table.db_table):
@@ -205,7 +206,8 @@ class PostgresqlInserts(Statements, Inserts):
         held = {"lease_expires"} if self.table.has_unevaluated else set()
         pairs += [(name, value) for name, value in self._filled.items() if name not in held]
         names = ", ".join(f"c{n}" for n in range(len(columns)))
-        # Index: that of the caller's SELECT. Safe: the caller's transaction; seqs and ids are assigned in the order of the rows.
+        # Index: that of the caller's SELECT. Safe: the caller's transaction; seqs and ids are assigned in the order of
+        # the rows.
         sql = (
             f"INSERT INTO {self._q} ({', '.join(self._c[name] for name, _ in pairs)}) "
             f"SELECT {', '.join(value for _, value in pairs)} FROM ({source.sql}) AS s({names})"
@@ -259,15 +261,17 @@ class PostgresqlFanout(Statements, Fanout):
     ) -> int:
         single, params = self._inserts.insert_of(message)
         head, _, values = single.partition(") VALUES (")
-        # The unique index of the subscriptions, once a statement; of the queue none is read. Safe: one statement, so all copies or
-        # none; a subscription that was committed before it begins is in its snapshot. Seqs follow the ORDER BY.
+        # The unique index of the subscriptions, once a statement; of the queue none is read. Safe: one statement, so
+        # all copies or none; a subscription that was committed before it begins is in its snapshot. Seqs follow the
+        # ORDER BY.
         asked = f"(SELECT coalesce(sum(s.mark), 0)::bigint FROM {quote_table(subscriptions)} s WHERE s.queue = %s) = %s::bigint"
         names: Any = list(recipients)
         if len(names) == 1:  # no sort, which is most of the statement's cost
             sql, names = f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, %s::varchar WHERE {asked}", names[0]
         else:
             sql = (
-                f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, r.name FROM unnest(%s::varchar[]) WITH ORDINALITY "
+                f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, r.name FROM unnest(%s::varchar[]) WITH "
+                "ORDINALITY "
                 f"AS r(name, place) WHERE {asked} ORDER BY r.place"
             )
         with translated(connection, self.table.db_table):
@@ -289,11 +293,12 @@ class PostgresqlFanout(Statements, Fanout):
             [*(f"g.{c[name]}" for name in names), "r.name", *(["NULL"] if self.table.has_unevaluated else [])]
         )
         ours = self._fenced if token else self._free
-        # Primary key. Safe: one statement, so either the message or its copies exist; SKIP LOCKED waits for no row, the token
-        # fences. Copies of one message are adjacent, in the order of the originals.
+        # Primary key. Safe: one statement, so either the message or its copies exist; SKIP LOCKED waits for no row, the
+        # token fences. Copies of one message are adjacent, in the order of the originals.
         sql = (
             f"WITH gone AS (DELETE FROM {self._q} WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} "
-            f"WHERE {c['seq']} = ANY(%s) AND {c['recipient']} = %s AND {ours} ORDER BY {c['seq']} FOR UPDATE SKIP LOCKED)) "
+            f"WHERE {c['seq']} = ANY(%s) AND {c['recipient']} = %s AND {ours} ORDER BY {c['seq']} FOR UPDATE SKIP "
+            "LOCKED)) "
             f"RETURNING {c['seq']}, {columns}), put AS (INSERT INTO {self._q} ({free}) SELECT {values} FROM gone g "
             f"CROSS JOIN unnest(%s::varchar[]) WITH ORDINALITY AS r(name, place) ORDER BY g.{c['seq']}, r.place) "
             "SELECT count(*) FROM gone"
@@ -307,13 +312,15 @@ class PostgresqlFanout(Statements, Fanout):
     ) -> int:
         columns = ", ".join(self._c[name] for name in ("id", "headers", "body", "recipient", "priority", "expires"))
         by_key = "" if routing_key is None else " AND b.routing_key = %s"
-        # The unique index of the bindings (exchange, routing key, queue), then the primary key of the queues. Safe: one statement in
-        # the caller's transaction; a queue that is deleted meanwhile gets a message, which a later queue of that name receives.
+        # The unique index of the bindings (exchange, routing key, queue), then the primary key of the queues. Safe: one
+        # statement in the caller's transaction; a queue that is deleted meanwhile gets a message, which a later queue
+        # of that name receives.
         sql = (
             f"INSERT INTO {self._q} ({columns}) SELECT %s::uuid, %s::text, %s::bytea, d.name, %s::smallint, "
             "clock_timestamp() + least(%s::bigint, d.message_ttl_ms) * interval '1 ms' "
             f"FROM {quote_table(tables.queues)} d WHERE (d.expires_at IS NULL OR d.expires_at > clock_timestamp()) "
-            f"AND d.name = ANY(ARRAY(SELECT b.queue FROM {quote_table(tables.bindings)} b WHERE b.exchange = %s{by_key}))"
+            f"AND d.name = ANY(ARRAY(SELECT b.queue FROM {quote_table(tables.bindings)} b WHERE b.exchange = "
+            f"%s{by_key}))"
         )
         params = (*message[:3], message.priority, message.expires_ms, exchange)
         return execute(connection, sql, params if routing_key is None else (*params, routing_key))

@@ -1,8 +1,8 @@
 """PostgreSQL: the journal, partitioned by the day of publishing.
 
 The horizon is the lowest transaction that was open when the statement's snapshot was taken: all before it are over, and
-those to come get higher numbers. A transaction that has written holds it up in every database of the server, also one that
-has nothing to do with the journal; one that only reads has no number.
+those to come get higher numbers. A transaction that has written holds it up in every database of the server, also one
+that has nothing to do with the journal; one that only reads has no number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class PostgresqlJournalSql(JournalSql):
             columns.append(f"{name(field.column)} {definition.replace(' PRIMARY KEY', '')} {suffix}".rstrip())
             params += some
         schema_editor.execute(
-            f"CREATE TABLE {table} ({', '.join(columns)}, PRIMARY KEY (seq, published_at)) PARTITION BY RANGE (published_at)",
+            f"CREATE TABLE {table} ({', '.join(columns)}, PRIMARY KEY (seq, published_at)) PARTITION BY RANGE "
+            "(published_at)",
             params or None,
         )
         for index in model._meta.indexes:
@@ -57,10 +58,11 @@ class PostgresqlJournalSql(JournalSql):
         schema_editor.execute(f"CREATE TABLE {name(self._rest)} PARTITION OF {table} DEFAULT", None)
 
     def partitions(self, connection: Any) -> list[Partition]:
-        # Catalog only. The end of a range is the second of the times in its definition. A user who does not own the table may
-        # neither drop a partition nor read one by its name.
+        # Catalog only. The end of a range is the second of the times in its definition. A user who does not own the
+        # table may neither drop a partition nor read one by its name.
         sql = (
-            "SELECT c.relname::text, (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO \\(''([^'']+)''\\)'))[1]::timestamptz "
+            "SELECT c.relname::text, (regexp_match(pg_get_expr(c.relpartbound, c.oid), 'TO "
+            "\\(''([^'']+)''\\)'))[1]::timestamptz "
             "FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent "
             "WHERE p.oid = to_regclass(%s) AND pg_has_role(p.relowner, 'USAGE') ORDER BY 2 NULLS LAST"
         )
@@ -69,7 +71,8 @@ class PostgresqlJournalSql(JournalSql):
     def add_partition(self, connection: Any, days: int, wait_ms: int) -> bool:
         # The day is the database's, in UTC.
         sql = (
-            "SELECT to_char(d, 'YYYYMMDD'), (d AT TIME ZONE 'UTC')::text, ((d + interval '1 day') AT TIME ZONE 'UTC')::text "
+            "SELECT to_char(d, 'YYYYMMDD'), (d AT TIME ZONE 'UTC')::text, ((d + interval '1 day') AT TIME ZONE "
+            "'UTC')::text "
             "FROM (SELECT date_trunc('day', clock_timestamp() AT TIME ZONE 'UTC') + %s * interval '1 day' AS d) AS day"
         )
         day, start, end = fetch(connection, sql, (days,))[0]
@@ -82,8 +85,8 @@ class PostgresqlJournalSql(JournalSql):
         if fetch(connection, held, (start, end)):
             return False
         self._wait(connection, wait_ms)
-        # Created separately and attached: that locks the default partition, which normally is empty, and no publisher or reader
-        # waits. CREATE ... PARTITION OF would lock the table itself.
+        # Created separately and attached: that locks the default partition, which normally is empty, and no publisher
+        # or reader waits. CREATE ... PARTITION OF would lock the table itself.
         execute(connection, f"CREATE TABLE {quote(name)} (LIKE {self._t} INCLUDING ALL EXCLUDING IDENTITY)", ())
         # The bounds are the two texts that the server has just returned; this kind of statement takes no parameters.
         execute(
@@ -131,7 +134,8 @@ class PostgresqlJournalSql(JournalSql):
         if len(messages) == 1:
             values = [later.format("%s") if one.kind is Kind.TIME else "%s" for _, one in said]
             sql = (
-                f"INSERT INTO {self._t} ({columns}) VALUES ({', '.join([_NUMBER, '%s', '%s', '%s', '%s', '%s', *values])}) "
+                f"INSERT INTO {self._t} ({columns}) VALUES "
+                f"({', '.join([_NUMBER, '%s', '%s', '%s', '%s', '%s', *values])}) "
                 "RETURNING seq"
             )
             (message,) = messages
@@ -149,7 +153,8 @@ class PostgresqlJournalSql(JournalSql):
         values += [later.format(f"u.{one.name}") if one.kind is Kind.TIME else f"u.{one.name}" for _, one in said]
         sql = (
             f"INSERT INTO {self._t} ({columns}) SELECT {_NUMBER}, %s, {', '.join(values)} "
-            f"FROM unnest({', '.join(f'%s::{kind}[]' for kind in types)}) WITH ORDINALITY AS u({', '.join(names)}, place) "
+            f"FROM unnest({', '.join(f'%s::{kind}[]' for kind in types)}) WITH ORDINALITY AS u({', '.join(names)}, "
+            "place) "
             "ORDER BY u.place RETURNING seq"
         )
         places = [0, 1, 2, *(3 + place for place, _ in said)]
@@ -159,15 +164,17 @@ class PostgresqlJournalSql(JournalSql):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def horizon(self, connection: Any) -> Position:
-        # Reads no table; the list of sessions only when a transaction is open. Safe: a session stays in its database, so a transaction that
-        # is listed for another database cannot publish here; one that is not listed may, such as one whose session has ended or is
-        # not visible.
+        # Reads no table; the list of sessions only when a transaction is open. Safe: a session stays in its database,
+        # so a transaction that is listed for another database cannot publish here; one that is not listed may, such as
+        # one whose session has ended or is not visible.
         sql = (
             "SELECT coalesce(min(o.txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint) "
             "FROM (SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint AS txid OFFSET 0) AS o "
-            "WHERE NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.backend_xid::text::bigint = o.txid & 4294967295 "
+            "WHERE NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.backend_xid::text::bigint = o.txid & "
+            "4294967295 "
             "AND a.datid <> (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) "
-            "AND NOT EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.transaction::text::bigint = o.txid & 4294967295 "
+            "AND NOT EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.transaction::text::bigint = o.txid & "
+            "4294967295 "
             "AND p.database <> current_database())"
         )
         return Position(fetch(connection, sql, ())[0][0], 0)
@@ -196,8 +203,9 @@ class PostgresqlJournalSql(JournalSql):
         if not topics:
             return []
         where, params = self._which(after, without, not_before)
-        # The index on (topic, txid, seq), for each topic in its order from the position on, merged over the partitions; those
-        # that end before ``not_before`` are not opened. Locks nothing; safe: nothing can come in before the horizon.
+        # The index on (topic, txid, seq), for each topic in its order from the position on, merged over the partitions;
+        # those that end before ``not_before`` are not opened. Locks nothing; safe: nothing can come in before the
+        # horizon.
         one = (
             f"SELECT {_KEPT} FROM {self._t} j WHERE j.topic = {{}} AND {where} AND (j.txid, j.seq) < (%s, %s) "
             "ORDER BY j.txid, j.seq LIMIT %s"
@@ -223,7 +231,8 @@ class PostgresqlJournalSql(JournalSql):
         where = "(j.txid, j.seq) > (%s, %s)"
         params: list[Any] = [*after]
         for mark in without:
-            # For "= 0" the planner expects one row in two hundred, and would sort a whole topic instead of scanning it in order.
+            # For "= 0" the planner expects one row in two hundred, and would sort a whole topic instead of scanning it
+            # in order.
             where += " AND NOT position(%s in j.queues) > 0"
             params.append(mark)
         if not_before is not None:
@@ -242,7 +251,8 @@ class PostgresqlJournalSql(JournalSql):
 
     def earliest(self, connection: Any, topics: Sequence[str], after: Position) -> datetime | None:
         where, params = self._which(after, (), None)
-        # The index on (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Locks nothing.
+        # The index on (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Locks
+        # nothing.
         sql = f"SELECT min(j.published_at) FROM {self._t} j WHERE j.topic = ANY(%s) AND {where}"
         found: datetime | None = fetch(connection, sql, [list(topics), *params])[0][0]
         return found
@@ -268,8 +278,8 @@ class PostgresqlJournalSql(JournalSql):
 
     def purge(self, connection: Any, topic: str, keep_ms: int, hold: Position, limit: int, source: str = "") -> int:
         table = quote(source) if source else self._t
-        # The index on (topic, txid, seq), the first entries of the topic; then the primary key, by an array, because a join is
-        # planned as a scan. Safe: two purges wait for each other, and the second finds the rows gone.
+        # The index on (topic, txid, seq), the first entries of the topic; then the primary key, by an array, because a
+        # join is planned as a scan. Safe: two purges wait for each other, and the second finds the rows gone.
         sql = (
             f"DELETE FROM {table} WHERE seq = ANY(ARRAY(SELECT f.seq FROM (SELECT txid, seq, published_at FROM {table} "
             "WHERE topic = %s ORDER BY txid, seq LIMIT %s) AS f WHERE (f.txid, f.seq) < (%s, %s) "
@@ -289,16 +299,16 @@ class PostgresqlJournalSql(JournalSql):
     def renumber(self, connection: Any, cursor_table: str) -> int:
         # One session at a time, until the end of the transaction.
         execute(connection, "SELECT pg_advisory_xact_lock(%s::bigint)", (_RENUMBERING,))
-        # The index on (topic, txid, seq), its end for each topic. A publisher of this server has a number below the next one, so an
-        # entry with a higher one is another server's.
+        # The index on (topic, txid, seq), its end for each topic. A publisher of this server has a number below the
+        # next one, so an entry with a higher one is another server's.
         topics = self.topics(connection)
         highest = max(
             (edge[0].txid for topic in topics if (edge := self.edge(connection, topic, last=True))), default=0
         )
         if highest < fetch(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint", ())[0][0]:
             return 0
-        # All rows. xmin is the transaction that wrote a row here; of a restored row, the one that restored it. Entries published since are
-        # unchanged, and come after all shifted ones.
+        # All rows. xmin is the transaction that wrote a row here; of a restored row, the one that restored it. Entries
+        # published since are unchanged, and come after all shifted ones.
         execute(
             connection,
             f"UPDATE {quote_table(cursor_table)} SET txid = txid - %s WHERE txid > -(2::bigint ^ 62)::bigint",
@@ -310,7 +320,8 @@ class PostgresqlJournalSql(JournalSql):
     def size(self, connection: Any) -> tuple[int, int]:
         # Catalog only.
         sql = (
-            "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint "
+            "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, coalesce(sum(pg_total_relation_size(c.oid)), "
+            "0)::bigint "
             "FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = to_regclass(%s)"
         )
         entries, size = fetch(connection, sql, (self._t.replace("%%", "%"),))[0]
@@ -321,7 +332,8 @@ class PostgresqlJournalSql(JournalSql):
     def note_reader(self, connection: Any, cursor_table: str, name: str, topic: str, position: Position) -> None:
         # Primary key; one row, which only this reader writes.
         sql = (
-            f"INSERT INTO {quote_table(cursor_table)} (name, topic, txid, seq, seen_at) VALUES (%s, %s, %s, %s, clock_timestamp()) "
+            f"INSERT INTO {quote_table(cursor_table)} (name, topic, txid, seq, seen_at) VALUES (%s, %s, %s, %s, "
+            "clock_timestamp()) "
             "ON CONFLICT (name) DO UPDATE SET txid = excluded.txid, seq = excluded.seq, seen_at = excluded.seen_at"
         )
         execute(connection, sql, (name, topic, *position))

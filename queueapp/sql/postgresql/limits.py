@@ -25,11 +25,12 @@ _MARGIN = "interval '100 ms'"
 _PATIENCE = "interval '5 s'"
 #: The number of records per batch.
 _WINDOW = 5_000
-#: Settings of the transaction that reserves slots. A crash of the server may lose it, together with the claim after it. And its
-#: generic plan is kept: one that was made while the table had a page would read all of what an old snapshot lets it grow to.
+#: Settings of the transaction that reserves slots. A crash of the server may lose it, together with the claim after it.
+#: And its generic plan is kept: one that was made while the table had a page would read all of what an old snapshot
+#: lets it grow to.
 _OPTIONS = {"synchronous_commit": "off", "enable_seqscan": "off"}
-#: All uuids: an inequality that the planner estimates to be true for few rows. For an unanalyzed table it would estimate that every
-#: row is leased, and count by reading all of them.
+#: All uuids: an inequality that the planner estimates to be true for few rows. For an unanalyzed table it would
+#: estimate that every row is leased, and count by reading all of them.
 _ANY_OWNER = "BETWEEN '00000000-0000-0000-0000-000000000000' AND 'ffffffff-ffff-ffff-ffff-ffffffffffff'"
 
 
@@ -46,8 +47,9 @@ def _size(stretches: str) -> str:
 
 
 def _lock_queue(connection: Any, number: int) -> None:
-    # No table. Safe: released with the transaction; a later statement sees what the previous holder committed, since under READ
-    # COMMITTED each statement takes its own snapshot. In one statement with the count the snapshot would be too old.
+    # No table. Safe: released with the transaction; a later statement sees what the previous holder committed, since
+    # under READ COMMITTED each statement takes its own snapshot. In one statement with the count the snapshot would be
+    # too old.
     execute(connection, "SELECT pg_advisory_xact_lock(%s::bigint)", (number,))
 
 
@@ -122,9 +124,9 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
         _lock_queue(connection, self._lock)
 
     def take_permits(self, connection: Any, permits: int, wanted: int, *, more: bool = False) -> int:
-        # No table: permit n of the queue is the lock (its number's low half, n), of another kind than the lock above. Starts at a
-        # random n, so that a queue with a hundred thousand permits is not tried from the first each time. Safe: a try never
-        # waits, and exactly the locks that are counted were taken: the LIMIT ends the scan.
+        # No table: permit n of the queue is the lock (its number's low half, n), of another kind than the lock above.
+        # Starts at a random n, so that a queue with a hundred thousand permits is not tried from the first each time.
+        # Safe: a try never waits, and exactly the locks that are counted were taken: the LIMIT ends the scan.
         low = (self._lock & 0xFFFFFFFF) - 2**31
         unless_held, held_params = "", tuple[int, ...]()
         if more:
@@ -135,7 +137,8 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
             )
             held_params = (low & 0xFFFFFFFF,)
         sql = (
-            "SELECT count(*) FROM (SELECT 1 FROM (SELECT p.place FROM (SELECT (generate_series(0, %s::int - 1) + s.begin) "
+            "SELECT count(*) FROM (SELECT 1 FROM (SELECT p.place FROM (SELECT (generate_series(0, %s::int - 1) + "
+            "s.begin) "
             "%% %s::int AS place FROM (SELECT floor(random() * %s::int)::int AS begin OFFSET 0) AS s) AS p"
             f"{unless_held} OFFSET 0) AS p WHERE pg_try_advisory_xact_lock(%s::int, p.place) LIMIT %s) AS got"
         )
@@ -156,8 +159,8 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
             return []
         left_out = () if bodies else ("headers", "body")
         columns = ", ".join("NULL" if name in left_out else self._read((name,)) for name in self.table.claimed)
-        # Primary key or claim index, as the claim, whose rows these are; then one seek a row. Safe: locked by the inner select with
-        # SKIP LOCKED, which waits for no row.
+        # Primary key or claim index, as the claim, whose rows these are; then one seek a row. Safe: locked by the inner
+        # select with SKIP LOCKED, which waits for no row.
         inner = self._claims.build_seqs(self._claims.shape_of(ranges))
         sql = f"SELECT {columns} FROM {self._q} WHERE {self._c['seq']} = ANY(ARRAY({inner}))"
         rows = self._guard.fetch(connection, sql, self._claims.range_params(ranges, limit))
@@ -186,13 +189,14 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
         c = self._c
         by_priority = self.table.priority64 or "priority" in self.table.claim_by
         order = f"{c['priority']} DESC, {c['seq']}" if by_priority else c["seq"]
-        # The partial index on leased rows, by owner. Safe: SKIP LOCKED, so two receivers of one process take different rows; only
-        # unexpired leases, since the slot of an expired one may be reassigned.
+        # The partial index on leased rows, by owner. Safe: SKIP LOCKED, so two receivers of one process take different
+        # rows; only unexpired leases, since the slot of an expired one may be reassigned.
         sql = (
             f"UPDATE {self._q} SET {c['lease_token']} = %s, {c['lease_expires']} = {self._until()}, "
             f"{c['deliveries']} = {c['deliveries']} + 1 WHERE {c['seq']} = ANY(ARRAY("
             f"SELECT {c['seq']} FROM {self._q} WHERE {c['lease_owner']} = %s AND {c['lease_token']} = %s{self._alive} "
-            f"ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED)){self._claims.unless_barred()} RETURNING {self._read(self.table.claimed)}"
+            f"ORDER BY {order} LIMIT %s FOR UPDATE SKIP LOCKED)){self._claims.unless_barred()} RETURNING "
+            f"{self._read(self.table.claimed)}"
         )
         until = FOREVER_MS if lease_ms is None else lease_ms
         params = (token, until, owner, owner, limit, *self._claims.claimant(owner))
@@ -202,11 +206,12 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
 
     def delete_sent(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
         c = self._c
-        # The partial index on leased rows, by owner, where it exists; otherwise a scan, once per dead subscriber. Safe: SKIP LOCKED;
-        # the owner is dead, and its id is unique.
+        # The partial index on leased rows, by owner, where it exists; otherwise a scan, once per dead subscriber. Safe:
+        # SKIP LOCKED; the owner is dead, and its id is unique.
         sql = (
             f"DELETE FROM {self._q} WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} "
-            f"WHERE {c['lease_owner']} = %s AND {c['lease_token']} <> %s ORDER BY {c['seq']} LIMIT %s FOR UPDATE SKIP LOCKED))"
+            f"WHERE {c['lease_owner']} = %s AND {c['lease_token']} <> %s ORDER BY {c['seq']} LIMIT %s FOR UPDATE SKIP "
+            "LOCKED))"
         )
         return execute(connection, sql, (owner, owner, limit))
 
@@ -222,11 +227,12 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
 
     def _build_within(self, where: Where) -> str:
         seq = self._c["seq"]
-        # The claim's index, and the partial index on leased rows for the count, which is made once. Safe: under ``lock``, taken by
-        # an earlier statement.
+        # The claim's index, and the partial index on leased rows for the count, which is made once. Safe: under
+        # ``lock``, taken by an earlier statement.
         inner = self._claims.build_seqs(where).replace("LIMIT %s", "LIMIT least(%s::bigint, (SELECT n FROM room))")
         return (
-            f"WITH room AS MATERIALIZED (SELECT greatest(0, %s::bigint - count(*)) AS n FROM {self._q} WHERE {self._out()}) "
+            f"WITH room AS MATERIALIZED (SELECT greatest(0, %s::bigint - count(*)) AS n FROM {self._q} WHERE "
+            f"{self._out()}) "
             f"UPDATE {self._q} SET {self._c['lease_token']} = %s, {self._c['lease_owner']} = %s, "
             f"{self._c['lease_expires']} = {self._until()}, {self._c['deliveries']} = {self._c['deliveries']} + 1 "
             f"WHERE {seq} = ANY(ARRAY({inner})){self._claims.unless_barred()} "
@@ -242,10 +248,10 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
 class ClaimRecords(Statements):
     """Claims within a limit on a queue that counts by the records of its claims.
 
-    The record of a claim is a multirange of its seqs, mostly one range. Outside of a transaction a claim is two of its own. The first
-    reserves slots, under the lock, and does not wait for the disk: the second is not durable before it. The second leases as any
-    claim does, concurrently with others, and records what it got: under the lock, claims of 500 would run one after the other, and a
-    queue with a limit would be half as fast.
+    The record of a claim is a multirange of its seqs, mostly one range. Outside of a transaction a claim is two of its
+    own. The first reserves slots, under the lock, and does not wait for the disk: the second is not durable before it.
+    The second leases as any claim does, concurrently with others, and records what it got: under the lock, claims of
+    500 would run one after the other, and a queue with a limit would be half as fast.
     """
 
     def __init__(self, text: TableText, claims: PostgresqlClaims) -> None:
@@ -315,27 +321,32 @@ class ClaimRecords(Statements):
     def _build_reserving(self) -> str:
         """Parameters: those of ``KnownClaims``, the number wanted, and the limit."""
         seq = self._c["seq"]
-        # Index: that of the records on (queue, number), from the last known one, and their primary key; the primary key of the queue,
-        # a seek for each message that may be in flight, and only when they would reach the limit. Safe: under the queue's lock, taken
-        # by an earlier statement, so no number below the last one can still appear; a record that is being filled in is locked,
-        # and not dropped as dead.
+        # Index: that of the records on (queue, number), from the last known one, and their primary key; the primary key
+        # of the queue, a seek for each message that may be in flight, and only when they would reach the limit. Safe:
+        # under the queue's lock, taken by an earlier statement, so no number below the last one can still appear; a
+        # record that is being filled in is locked, and not dropped as dead.
         return (
             "WITH fresh AS MATERIALIZED ("
-            f"SELECT c.number, c.permits, c.seqs, c.made_at FROM {self._records} AS c WHERE c.queue = {self._lock} AND c.number > %s "
-            f"UNION ALL SELECT c.number, c.permits, c.seqs, c.made_at FROM {self._records} AS c WHERE c.number = ANY(%s::bigint[])), "
+            f"SELECT c.number, c.permits, c.seqs, c.made_at FROM {self._records} AS c WHERE c.queue = {self._lock} AND "
+            "c.number > %s "
+            f"UNION ALL SELECT c.number, c.permits, c.seqs, c.made_at FROM {self._records} AS c WHERE c.number = "
+            "ANY(%s::bigint[])), "
             f"gone AS (DELETE FROM {self._records} WHERE number = ANY(ARRAY(SELECT r.number FROM {self._records} AS r "
             "WHERE r.number = ANY(ARRAY(SELECT f.number FROM fresh AS f WHERE f.seqs IS NULL "
-            f"AND f.made_at < clock_timestamp() - {_PATIENCE})) AND r.seqs IS NULL FOR UPDATE SKIP LOCKED)) RETURNING number), "
+            f"AND f.made_at < clock_timestamp() - {_PATIENCE})) AND r.seqs IS NULL FOR UPDATE SKIP LOCKED)) RETURNING "
+            "number), "
             "pending AS MATERIALIZED (SELECT coalesce(sum(f.permits), 0)::bigint AS n, array_agg(f.number) AS numbers "
             "FROM fresh AS f WHERE f.seqs IS NULL AND f.number NOT IN (SELECT number FROM gone)), "
             "may AS MATERIALIZED (SELECT %s::int8multirange + coalesce((SELECT range_agg(r.r) "
             "FROM fresh AS f CROSS JOIN LATERAL unnest(f.seqs) AS r(r)), '{}') AS seqs), "
             "wanted AS MATERIALIZED (SELECT %s::bigint AS n, %s::bigint AS most), "
-            f"out AS MATERIALIZED (SELECT CASE WHEN {_size('may.seqs')} + pending.n + wanted.n <= wanted.most THEN may.seqs "
+            f"out AS MATERIALIZED (SELECT CASE WHEN {_size('may.seqs')} + pending.n + wanted.n <= wanted.most THEN "
+            "may.seqs "
             f"ELSE coalesce((SELECT range_agg(int8range(q.{seq}, q.{seq}, '[]')) FROM {self._q} AS q "
             f"WHERE q.{seq} = ANY(ARRAY({self._each('may.seqs')})) AND {self._in_flight()}), '{{}}') END AS seqs "
             "FROM may, pending, wanted), "
-            f"room AS MATERIALIZED (SELECT greatest(0, wanted.most - pending.n - {_size('out.seqs')}) AS n FROM out, pending, wanted), "
+            f"room AS MATERIALIZED (SELECT greatest(0, wanted.most - pending.n - {_size('out.seqs')}) AS n FROM out, "
+            "pending, wanted), "
             f"mine AS (INSERT INTO {self._records} (queue, permits) SELECT {self._lock}, least(room.n, wanted.n) "
             "FROM room, wanted WHERE least(room.n, wanted.n) > 0 RETURNING number) "
             "SELECT room.n, mine.number, coalesce(mine.number, (SELECT max(f.number) FROM fresh AS f)), "
@@ -351,12 +362,14 @@ class ClaimRecords(Statements):
         inner = self._claims.build_seqs(where).replace(
             "LIMIT %s", "LIMIT least(%s::bigint, coalesce((SELECT permits FROM held), 0))"
         )
-        # Index: the claim's, and the primary key of the records. Safe: as a claim; the record is locked before a message is, so it is
-        # not dropped as dead meanwhile, and if it was before, nothing is claimed.
+        # Index: the claim's, and the primary key of the records. Safe: as a claim; the record is locked before a
+        # message is, so it is not dropped as dead meanwhile, and if it was before, nothing is claimed.
         return (
-            f"WITH held AS MATERIALIZED (SELECT permits FROM {self._records} WHERE number = %s AND seqs IS NULL FOR UPDATE), "
+            f"WITH held AS MATERIALIZED (SELECT permits FROM {self._records} WHERE number = %s AND seqs IS NULL FOR "
+            "UPDATE), "
             f"claimed AS (UPDATE {self._q} SET {c['lease_token']} = %s, {c['lease_owner']} = %s, "
-            f"{c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', {c['deliveries']} = {c['deliveries']} + 1 "
+            f"{c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', {c['deliveries']} = {c['deliveries']} + "
+            "1 "
             f"WHERE {c['seq']} = ANY(ARRAY({inner})){self._claims.unless_barred()} RETURNING {read}), "
             # Mostly one range, which is found in a third of the time.
             "got AS MATERIALIZED (SELECT CASE WHEN count(*) = 0 THEN '{}' WHEN max(a0) - min(a0) + 1 = count(*) "
@@ -381,13 +394,14 @@ class ClaimRecords(Statements):
 
     def drop(self, connection: Any, after: int) -> int:
         c = self._c
-        # The index on (queue, number), and a seek in the primary key for each message until one is leased. Safe: a message that is
-        # leased again has a record of that claim, so a record with no leased message is obsolete; a message that is being changed
-        # now is leased in this snapshot until the commit.
+        # The index on (queue, number), and a seek in the primary key for each message until one is leased. Safe: a
+        # message that is leased again has a record of that claim, so a record with no leased message is obsolete; a
+        # message that is being changed now is leased in this snapshot until the commit.
         look = (
             f"SELECT c.number, c.seqs IS NULL OR EXISTS (SELECT FROM {self._q} AS q "
             f"WHERE q.{c['seq']} = ANY(ARRAY({self._each('c.seqs')})) "
-            f"AND q.{c['lease_token']} IS NOT NULL) FROM {self._records} AS c WHERE c.queue = {self._lock} AND c.number > %s "
+            f"AND q.{c['lease_token']} IS NOT NULL) FROM {self._records} AS c WHERE c.queue = {self._lock} AND "
+            "c.number > %s "
             "ORDER BY c.number LIMIT %s"
         )
         found = fetch(connection, look, (after, _WINDOW))
@@ -407,7 +421,8 @@ class ClaimRecords(Statements):
         all_ = f"SELECT g.s FROM {self._records} AS c CROSS JOIN LATERAL ({self._each('c.seqs')}) AS g(s) WHERE c.queue = {self._lock}"
         sql = (
             f"SELECT q.{owner}, q.{token}, count(*) FROM {self._q} AS q WHERE q.{self._c['seq']} = ANY(ARRAY({all_})) "
-            f"AND q.{token} IS NOT NULL AND q.{owner} IS NOT NULL AND q.{self._c['lease_expires']} >= clock_timestamp() "
+            f"AND q.{token} IS NOT NULL AND q.{owner} IS NOT NULL AND q.{self._c['lease_expires']} >= "
+            "clock_timestamp() "
             f"GROUP BY q.{owner}, q.{token}"
         )
         return [Leased(uuid.UUID(bytes=a), uuid.UUID(bytes=b), n) for a, b, n in fetch(connection, sql, ())]
@@ -419,8 +434,8 @@ class ClaimRecords(Statements):
         return f"SELECT generate_series(lower(r), upper(r) - 1) FROM unnest({stretches}) AS r"
 
     def _in_flight(self) -> str:
-        """The condition of a row ``q`` in flight: leased, and the lease has not expired, or an uncommitted transaction is changing it,
-        which may have extended it in time."""
+        """The condition of a row ``q`` in flight: leased, and the lease has not expired, or an uncommitted transaction
+        is changing it, which may have extended it in time."""
         c = self._c
         in_flight = f"NOT {NOT_IN_FLIGHT}".replace("xmax = ", "q.xmax = ").replace("xmax::text", "q.xmax::text")
         return f"q.{c['lease_owner']} IS NOT NULL AND (q.{c['lease_expires']} >= clock_timestamp() - {_MARGIN} OR {in_flight})"

@@ -21,9 +21,9 @@ class PostgresqlFailures(Statements, Failures):
     """The message is found by its primary key."""
 
     def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
-        # Primary key. The waiter queues on the row's lock, so a claim with SKIP LOCKED cannot overtake it: the failed attempt is
-        # always counted, regardless of how many workers claim.
-        # The transaction may be the user's, with a timeout of its own: it is restored.
+        # Primary key. The waiter queues on the row's lock, so a claim with SKIP LOCKED cannot overtake it: the failed
+        # attempt is always counted, regardless of how many workers claim. The transaction may be the user's, with a
+        # timeout of its own: it is restored.
         set_timeout = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
         before = fetch(connection, set_timeout, (f"{max(1, wait_ms)}ms",))[0][0]
         fence = f" AND {self._c['lease_token']} = %s" if token else ""
@@ -33,8 +33,8 @@ class PostgresqlFailures(Statements, Failures):
         return Row(*rows[0])._replace(id=uuid.UUID(bytes=rows[0][1])) if rows else None
 
     def rollback_and_lock(self, connection: Any, seq: int, wait_ms: int) -> Row | None:
-        # Primary key. One simple query of four statements: the server runs them without waiting for the client in between.
-        # Only two integers are written into the text.
+        # Primary key. One simple query of four statements: the server runs them without waiting for the client in
+        # between. Only two integers are written into the text.
         sql = (
             f"ROLLBACK; BEGIN; SET LOCAL lock_timeout = {max(1, int(wait_ms))}; "
             f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {self._c['seq']} = {int(seq)} FOR UPDATE"
@@ -90,9 +90,9 @@ class PostgresqlMaintenance(Statements, Maintenance):
         if not self.table.has("expires"):
             return []
         seq, expires, expiry = self._c["seq"], self._c["expires"], self.table.expiry
-        # The partial index on expires, and where messages expire by age the one on enqueued_at. SKIP LOCKED leaves locked rows to
-        # their receiver. A leased message may still be acked, so it is not deleted before its lease ends, unless the queue is
-        # configured so.
+        # The partial index on expires, and where messages expire by age the one on enqueued_at. SKIP LOCKED leaves
+        # locked rows to their receiver. A leased message may still be acked, so it is not deleted before its lease
+        # ends, unless the queue is configured so.
         lease = (
             f" AND ({self._c['lease_expires']} IS NULL OR {self._c['lease_expires']} < clock_timestamp())"
             if self.table.has("lease_expires") and not self.table.expire_leased
@@ -131,11 +131,12 @@ class PostgresqlMaintenance(Statements, Maintenance):
         # The predicate of that index.
         leased = f" AND {c['lease_token']} IS NOT NULL" if self.table.lease_index is not None else ""
         uncount = "" if started else f", {c['deliveries']} = {c['deliveries']} - {self._counted()}"
-        # No index on the owner, except where messages are shared out: a scan, once per dead subscriber, in batches, by the
-        # maintenance process.
+        # No index on the owner, except where messages are shared out: a scan, once per dead subscriber, in batches, by
+        # the maintenance process.
         sql = (
             f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL"
-            f"{uncount} WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} WHERE {c['lease_owner']} = %s{leased} "
+            f"{uncount} WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} WHERE {c['lease_owner']} = "
+            f"%s{leased} "
             f"ORDER BY {c['seq']} LIMIT %s FOR UPDATE SKIP LOCKED))"
         )
         return execute(connection, sql, (owner, limit))
@@ -160,15 +161,17 @@ class PostgresqlMaintenance(Statements, Maintenance):
             if addressed
             else (priority, "l.low", "l.high")
         )
-        # The claim index, two seeks a recipient: normally nothing lies there, regardless of how many messages wait in the levels
-        # between. Safe: like a claim it takes available rows, SKIP LOCKED waits for none, and the LIMIT holds; ``u`` updates
-        # rows that ``m`` has locked. They stay available and keep their seq.
+        # The claim index, two seeks a recipient: normally nothing lies there, regardless of how many messages wait in
+        # the levels between. Safe: like a claim it takes available rows, SKIP LOCKED waits for none, and the LIMIT
+        # holds; ``u`` updates rows that ``m`` has locked. They stay available and keep their seq.
         scan = (
-            f"SELECT {seq}, {priority} FROM {self._q} WHERE ({names}) >= ({low}) AND ({names}) <= ({high}) AND {self._free} "
+            f"SELECT {seq}, {priority} FROM {self._q} WHERE ({names}) >= ({low}) AND ({names}) <= ({high}) AND "
+            f"{self._free} "
             f"ORDER BY {names}, {seq} LIMIT %s FOR UPDATE SKIP LOCKED"
         )
         sql = (
-            "WITH m AS MATERIALIZED (SELECT x.seq, x.priority FROM unnest(%s::varchar[], %s::smallint[], %s::smallint[]) "
+            "WITH m AS MATERIALIZED (SELECT x.seq, x.priority FROM unnest(%s::varchar[], %s::smallint[], "
+            "%s::smallint[]) "
             f"AS l(recipient, low, high) CROSS JOIN LATERAL ({scan}) AS x(seq, priority) LIMIT %s), "
             f"u AS (UPDATE {self._q} SET {priority} = CASE WHEN {priority} < 0 THEN 0 ELSE %s::smallint END "
             f"WHERE {seq} = ANY(ARRAY(SELECT m.seq FROM m))) SELECT m.priority, count(*) FROM m GROUP BY m.priority"
@@ -185,7 +188,8 @@ class PostgresqlUnevaluated(Statements, Unevaluated):
 
     def lock(self, connection: Any, limit: int) -> list[Row]:
         seq = self._c["seq"]
-        # The partial index on pending messages. Safe: SKIP LOCKED waits for no row, so several evaluators share the work.
+        # The partial index on pending messages. Safe: SKIP LOCKED waits for no row, so several evaluators share the
+        # work.
         sql = f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {unevaluated(self._c)} ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED"
         return [Row(*row)._replace(id=uuid.UUID(bytes=row[1])) for row in fetch(connection, sql, (limit,))]
 
@@ -201,7 +205,8 @@ class PostgresqlUnevaluated(Statements, Unevaluated):
         # Primary key, one seek a key. Safe: the caller holds the locks from ``lock``; checked again nevertheless.
         sql = (
             f"UPDATE {self._q} AS q SET {setting} FROM unnest({arrays}) AS v({names}) "
-            f"WHERE q.{c['seq']} = v.seq AND q.{c['seq']} = ANY(%s) AND {unevaluated({name: f'q.{column}' for name, column in c.items()})}"
+            f"WHERE q.{c['seq']} = v.seq AND q.{c['seq']} = ANY(%s) AND "
+            f"{unevaluated({name: f'q.{column}' for name, column in c.items()})}"
         )
         params = (list(seqs), *(values for _, _, values in used), list(seqs))
         return self._guard.execute_by_key(connection, sql, params)

@@ -17,8 +17,8 @@ _NOTIFY = RawStatement("SELECT pg_notify(%s, %s)", (TEXT, TEXT))
 class PostgresqlListener(ListenerConnection):
     """LISTEN on a psycopg connection, since Django would close and share its own.
 
-    It waits on the socket: psycopg's own wait polls ten times a second, which was 0.4 % of a core for each listening process, two
-    fifths of the CPU of an idle worker and its dispatcher.
+    It waits on the socket: psycopg's own wait polls ten times a second, which was 0.4 % of a core for each listening
+    process, two fifths of the CPU of an idle worker and its dispatcher.
     """
 
     #: Waiting again costs no statement, and 0.1 ms of CPU.
@@ -88,8 +88,8 @@ class PostgresqlNotifications(Notifications):
         return True
 
     def notify(self, connection: Any, channel: str, payload: str) -> None:
-        # Takes a cluster-wide lock at commit: called after commit, throttled, never from a trigger. A round trip of its own: 18 µs, of
-        # which 7 µs could be saved by sending it together with the INSERT in two transactions. No table.
+        # Takes a cluster-wide lock at commit: called after commit, throttled, never from a trigger. A round trip of its
+        # own: 18 µs, of which 7 µs could be saved by sending it together with the INSERT in two transactions. No table.
         if can_run_raw(connection):
             _NOTIFY.execute(connection, [channel.encode(), payload.encode()])
         else:

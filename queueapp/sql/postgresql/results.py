@@ -1,4 +1,5 @@
-"""PostgreSQL: results of tasks. The outcomes of a batch come as arrays and are joined to the rows that their own ack deletes."""
+"""PostgreSQL: results of tasks. The outcomes of a batch come as arrays and are joined to the rows that their own ack
+deletes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _STORED = (
 _VALUES = (
     "id, headers, body, enqueued_at, task, queue_name, backend, 'SUCCESSFUL', return_value, errors, worker_ids, "
     "coalesce(first_started, statement_timestamp() - started_us * interval '1 microsecond'), "
-    "statement_timestamp() - started_us * interval '1 microsecond', statement_timestamp() - finished_us * interval '1 microsecond'"
+    "statement_timestamp() - started_us * interval '1 microsecond', statement_timestamp() - finished_us * interval '1 "
+    "microsecond'"
 )
 _OVER = ", ".join(f"{name} = excluded.{name}" for name in _STORED.split(", ")[1:])
 
@@ -55,9 +57,9 @@ class PostgresqlTaskResults(Statements, TaskResults):
             )
             params += [seqs, token]
             execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
-        # Primary keys: outcome seek a key, in the order of the array, so that two acks never lock rows in opposite orders; the token
-        # fences, and a message that it excludes gets no result. A copied message has the id of another outcome, and outcome statement may
-        # write only outcome row of an id.
+        # Primary keys: outcome seek a key, in the order of the array, so that two acks never lock rows in opposite
+        # orders; the token fences, and a message that it excludes gets no result. A copied message has the id of
+        # another outcome, and outcome statement may write only outcome row of an id.
         sql = (
             f"WITH gone AS (DELETE FROM {self._q} AS q USING {given} WHERE {where} RETURNING q.{c['id']} AS id, "
             f"q.{c['headers']} AS headers, q.{c['body']} AS body, q.{c['enqueued_at']} AS enqueued_at, g.*), "
@@ -95,7 +97,8 @@ class PostgresqlResultsListener(PostgresqlListener):
 
     def listen(self) -> None:
         super().listen()
-        # No index. Safe: a sender that tries the lock releases it at once, so this waits no longer than outcome statement.
+        # No index. Safe: a sender that tries the lock releases it at once, so this waits no longer than outcome
+        # statement.
         self._execute(f"SELECT pg_advisory_lock_shared({_WAITING})")
 
 
@@ -110,13 +113,14 @@ class PostgresqlCeleryResults(CeleryResults):
         over = [f"{name} = excluded.{name}" for name in _ALWAYS]
         over += [f"{name} = coalesce(nullif(excluded.{name}, ''), r.{name})" for name in _NAMES]
         over += [f"{name} = coalesce(excluded.{name}, r.{name})" for name in ("args", "kwargs")]
-        # NOTIFY takes a cluster-wide lock at commit, so it is sent only if there is a listener, which holds a lock shared: if the
-        # exclusive lock is granted, there is none. Two senders that try at once notify needlessly.
+        # NOTIFY takes a cluster-wide lock at commit, so it is sent only if there is a listener, which holds a lock
+        # shared: if the exclusive lock is granted, there is none. Two senders that try at once notify needlessly.
         notify = (
             f"CASE WHEN pg_try_advisory_lock({_WAITING}) THEN pg_advisory_unlock({_WAITING})::text "
             f"ELSE pg_notify('{CHANNEL}', r.task_id)::text END"
         )
-        # The unique index on the task's id. Safe: of two writers of outcome task the second waits and sees what the first wrote.
+        # The unique index on the task's id. Safe: of two writers of outcome task the second waits and sees what the
+        # first wrote.
         sql = (
             f"INSERT INTO {table} AS r ({', '.join(columns)}) VALUES ({', '.join(values)}) "
             f"ON CONFLICT (task_id) DO UPDATE SET {', '.join(over)} WHERE r.status <> 'SUCCESS' "
@@ -129,15 +133,17 @@ class PostgresqlCeleryResults(CeleryResults):
     def count_part(
         self, connection: Any, groups: str, parts: str, part: ChordPart, expires_ms: int | None
     ) -> ChordCount:
-        # The unique indexes on the part and on the group. Safe: who counts the same part waits for who was first and then counts
-        # nothing; the group's row is locked to the end of the transaction. Parts of a chord that is over are deleted with
-        # it, so outcome that comes after that is put in anew, and whoever sees that it is over deletes it.
+        # The unique indexes on the part and on the group. Safe: who counts the same part waits for who was first and
+        # then counts nothing; the group's row is locked to the end of the transaction. Parts of a chord that is over
+        # are deleted with it, so outcome that comes after that is put in anew, and whoever sees that it is over deletes
+        # it.
         sql = (
             f"WITH part AS (INSERT INTO {quote_table(parts)} (group_id, task_id, position, status, result) "
             "VALUES (%s, %s, %s, %s, %s) ON CONFLICT (group_id, task_id, position) DO NOTHING RETURNING 1) "
             f"INSERT INTO {quote_table(groups)} AS g (group_id, counted, expires_at) "
             f"VALUES (%s, (SELECT count(*) FROM part), {_LATER}) ON CONFLICT (group_id) DO UPDATE SET "
-            "counted = g.counted + CASE WHEN g.is_over THEN 0 ELSE excluded.counted END, expires_at = excluded.expires_at "
+            "counted = g.counted + CASE WHEN g.is_over THEN 0 ELSE excluded.counted END, expires_at = "
+            "excluded.expires_at "
             "RETURNING counted, size, added, is_over"
         )
         return ChordCount(*fetch(connection, sql, (*part, part.group_id, expires_ms))[0])
@@ -146,8 +152,10 @@ class PostgresqlCeleryResults(CeleryResults):
         # The unique index on the group. Safe: whoever counts a member meanwhile waits for it, or was before it.
         sql = (
             f"INSERT INTO {quote_table(groups)} AS g (group_id, size, expires_at) VALUES (%s, %s, {_LATER}) "
-            "ON CONFLICT (group_id) DO UPDATE SET size = excluded.size, expires_at = excluded.expires_at, is_over = false, "
-            "counted = CASE WHEN g.is_over THEN 0 ELSE g.counted END, added = CASE WHEN g.is_over THEN 0 ELSE g.added END"
+            "ON CONFLICT (group_id) DO UPDATE SET size = excluded.size, expires_at = excluded.expires_at, is_over = "
+            "false, "
+            "counted = CASE WHEN g.is_over THEN 0 ELSE g.counted END, added = CASE WHEN g.is_over THEN 0 ELSE g.added "
+            "END"
         )
         execute(connection, sql, (group_id, size, expires_ms))
 

@@ -17,8 +17,8 @@ _OF_COLUMNS = ("SELECT", "INSERT", "UPDATE", "REFERENCES")
 
 
 class PostgresqlSchema(Schema):
-    """Options are the table's reloptions; the planner chooses indexes. Privileges are those of the session's present role (``SET
-    ROLE``), including the roles that it is a member of."""
+    """Options are the table's reloptions; the planner chooses indexes. Privileges are those of the session's present
+    role (``SET ROLE``), including the roles that it is a member of."""
 
     names_indexes = False
 
@@ -77,7 +77,8 @@ class PostgresqlSchema(Schema):
         ]
         columns = fetch(
             connection,
-            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'body_string' AND NOT attisdropped",
+            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'body_string' AND NOT "
+            "attisdropped",
             (name,),
         )
         if options["body_string"] and not columns:
@@ -86,8 +87,8 @@ class PostgresqlSchema(Schema):
         return different
 
     def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
-        # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression (``Priority64Index``) the
-        # column that it begins with.
+        # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression
+        # (``Priority64Index``) the column that it begins with.
         expression = r"substring(pg_get_indexdef(x.indexrelid, k.n::int, true) from '^\(*\"?(.*?)\"? # ')"
         sql = (
             f"SELECT i.relname, array_agg(coalesce(a.attname::text, {expression}, '') ORDER BY k.n), "
@@ -95,7 +96,8 @@ class PostgresqlSchema(Schema):
             "JOIN pg_class i ON i.oid = x.indexrelid "
             "CROSS JOIN LATERAL unnest(x.indkey::int2[]) WITH ORDINALITY AS k(attnum, n) "
             "LEFT JOIN pg_attribute a ON k.attnum > 0 AND a.attrelid = x.indrelid AND a.attnum = k.attnum "
-            "WHERE x.indrelid = to_regclass(%s) AND k.n <= x.indnkeyatts GROUP BY i.relname, x.indisvalid, x.indpred IS NOT NULL"
+            "WHERE x.indrelid = to_regclass(%s) AND k.n <= x.indnkeyatts GROUP BY i.relname, x.indisvalid, x.indpred "
+            "IS NOT NULL"
         )
         rows = fetch(connection, sql, (quote_table(table).replace("%%", "%"),))
         return {name: IndexInfo(tuple(columns), valid, partial) for name, columns, valid, partial in rows}
@@ -124,8 +126,8 @@ class PostgresqlSchema(Schema):
         execute(connection, "SELECT pg_advisory_unlock(%s::bigint)", (_MIGRATING,))
 
     def missing_privileges(self, connection: Any, table: str, privileges: Sequence[str]) -> list[str]:
-        # Catalog only, one row of pg_class by its name. Without USAGE on its schema, to_regclass still finds a table whose schema is
-        # named or on the search path; for a table that it does not find nothing can be granted.
+        # Catalog only, one row of pg_class by its name. Without USAGE on its schema, to_regclass still finds a table
+        # whose schema is named or on the search path; for a table that it does not find nothing can be granted.
         sql = (
             "SELECT r.name FROM unnest(%s::text[]) AS r(name), to_regclass(%s) AS t(oid) WHERE t.oid IS NOT NULL "
             "AND NOT CASE WHEN r.name = ANY(%s) THEN has_any_column_privilege(t.oid, r.name) "

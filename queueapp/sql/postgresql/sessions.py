@@ -101,14 +101,14 @@ class PostgresqlSessions(Sessions):
             return _GONE
         pgconn = raw.pgconn
         state = (_WITH_AUTOCOMMIT if raw._autocommit else _WITHOUT_AUTOCOMMIT)[pgconn.transaction_status]
-        # In a pipeline the status is that of the last synchronization; within ``connection.transaction()`` psycopg refuses commit
-        # and rollback.
+        # In a pipeline the status is that of the last synchronization; within ``connection.transaction()`` psycopg
+        # refuses commit and rollback.
         busy = pgconn.pipeline_status or raw._num_transactions
         return _BUSY if busy and state is not _GONE else state
 
     def is_disconnected(self, connection: Any) -> bool:
-        # Reads the socket without waiting; poll() would release the interpreter lock. Twice, because the server's last message comes
-        # before the end of the stream, and libpq stops at it.
+        # Reads the socket without waiting; poll() would release the interpreter lock. Twice, because the server's last
+        # message comes before the end of the stream, and libpq stops at it.
         pgconn = connection.connection.pgconn
         try:
             pgconn.consume_input()
@@ -118,8 +118,9 @@ class PostgresqlSessions(Sessions):
         return bool(pgconn.status == ConnStatus.BAD)
 
     def transaction_mark(self, connection: Any) -> Any:
-        # The statement that was prepared last, at the latest that of the claim: psycopg clears the list at every ROLLBACK that it
-        # sees. A COMMIT leaves no trace on the client, and without prepared statements there is no mark.
+        # The statement that was prepared last, at the latest that of the claim: psycopg clears the list at every
+        # ROLLBACK that it sees. A COMMIT leaves no trace on the client, and without prepared statements there is no
+        # mark.
         known = connection.connection._prepared
         if known.prepare_threshold is None:
             # Without a threshold psycopg does not notice rollbacks; this one is never reached.
@@ -201,8 +202,8 @@ class PostgresqlSessions(Sessions):
 
     def watch_client(self, connection: Any, seconds: float) -> None:
         idle, interval = self._keepalives(seconds)
-        # Session settings that every user may set. A pooler in transaction mode applies them to one of its own server connections,
-        # where they are harmless.
+        # Session settings that every user may set. A pooler in transaction mode applies them to one of its own server
+        # connections, where they are harmless.
         sql = (
             "SELECT set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
             "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', %s, false), "

@@ -19,12 +19,12 @@ _NOBODY = uuid.UUID(int=0)
 
 
 class SqlServerAcks(Statements, Acks):
-    """Acks by lease token. Keys come as one JSON array, so a statement has one text and one plan for any batch. ``renew``, ``try_ack``
-    and ``try_release`` use READPAST and, for the table's own lock, a ``LOCK_TIMEOUT``."""
+    """Acks by lease token. Keys come as one JSON array, so a statement has one text and one plan for any batch.
+    ``renew``, ``try_ack`` and ``try_release`` use READPAST and, for the table's own lock, a ``LOCK_TIMEOUT``."""
 
     def _leased(self) -> str:
-        # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one changes nothing; keys are ascending and
-        # sought in that order, so two acks never lock rows in opposite orders.
+        # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one changes nothing; keys are
+        # ascending and sought in that order, so two acks never lock rows in opposite orders.
         c = self._c
         return f"{KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key] WHERE q.{c['lease_token']} = %s"
 
@@ -54,7 +54,8 @@ class SqlServerAcks(Statements, Acks):
     def renew(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int, wait_ms: int) -> list[int]:
         c = self._c
         expires = f"q.{c['lease_expires']}"
-        # Index and safety: ``_reached``. CASE: a lease that its handler has extended keeps its end (GREATEST exists since 2022).
+        # Index and safety: ``_reached``. CASE: a lease that its handler has extended keeps its end (GREATEST exists
+        # since 2022).
         sql = (
             f"UPDATE q SET {c['lease_expires']} = CASE WHEN {expires} > {LATER} THEN {expires} ELSE {LATER} END "
             f"OUTPUT inserted.{c['seq']} {self._reached()}{self._alive()}"
@@ -76,8 +77,8 @@ class SqlServerAcks(Statements, Acks):
         return self._run_within(connection, wait_ms, sql, (json_of(list(seqs)), token))
 
     def _reached(self) -> str:
-        # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one changes nothing. TAKING: locked rows are
-        # skipped, so it waits for no row and cannot deadlock.
+        # Index: the primary key, one seek a key (KEYS). Safe: the token fences, a stale one changes nothing. TAKING:
+        # locked rows are skipped, so it waits for no row and cannot deadlock.
         c = self._c
         return f"{KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] WHERE q.{c['lease_token']} = %s"
 
@@ -134,12 +135,12 @@ class SqlServerAckBySeq(Statements, AckBySeq):
     def take_owned(self, connection: Any, owner: uuid.UUID, deliveries: int, limit: int) -> list[Row]:
         c = self._c
         owned = f"q.{c['lease_owner']} = %s AND q.{c['deliveries']} >= %s"
-        # Index: the primary key, which it scans, as ``release_owner``, which runs after it. Safe: LOOKING; found here, taken by key
-        # below.
+        # Index: the primary key, which it scans, as ``release_owner``, which runs after it. Safe: LOOKING; found here,
+        # taken by key below.
         look = f"SELECT TOP (%s) q.{c['seq']} FROM {self._q} AS q WITH ({LOOKING}) WHERE {owned} ORDER BY q.{c['seq']}"
         keys = [seq for (seq,) in fetch(connection, look, (min(limit, MAX_BATCH), owner, deliveries))]
-        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again under the lock; it skips rows that a late ack of
-        # the dead subscriber is just ending.
+        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again under the lock; it skips rows that
+        # a late ack of the dead subscriber is just ending.
         take = (
             f"DELETE q OUTPUT {self._row.of('deleted')} {KEYS} {self._q} AS q WITH ({TAKING}) "
             f"ON q.{c['seq']} = k.[key] WHERE {owned}"
@@ -166,8 +167,8 @@ class SqlServerAckBySeq(Statements, AckBySeq):
             if self.table.has_unevaluated
             else ""
         )
-        # Index: the one on id, one seek a key. Safe: READCOMMITTEDLOCK waits for a transaction that inserts one of them, under any
-        # READ_COMMITTED_SNAPSHOT setting: the caller would act upon an answer that it does not exist.
+        # Index: the one on id, one seek a key. Safe: READCOMMITTEDLOCK waits for a transaction that inserts one of
+        # them, under any READ_COMMITTED_SNAPSHOT setting: the caller would act upon an answer that it does not exist.
         sql = (
             f"SELECT {identity}, {seq} FROM OPENJSON(%s) WITH ([key] uniqueidentifier '$') AS k "
             f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) ON {identity} = k.[key]{there}"
@@ -176,8 +177,8 @@ class SqlServerAckBySeq(Statements, AckBySeq):
         return sorted(((as_uuid(key), number) for key, number in found), key=itemgetter(1))
 
     def _named(self, may: str) -> str:
-        # Index: the primary key, one seek a key (KEYS). Safe: the owner is checked under the row's lock, so a message that was leased
-        # again meanwhile is judged by that lease; keys are ascending and sought in that order.
+        # Index: the primary key, one seek a key (KEYS). Safe: the owner is checked under the row's lock, so a message
+        # that was leased again meanwhile is judged by that lease; keys are ascending and sought in that order.
         return f"{KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{self._c['seq']} = k.[key] WHERE 1 = 1{may}"
 
     def _may(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
@@ -195,8 +196,8 @@ class SqlServerAckBySeq(Statements, AckBySeq):
         return f" AND ({unleased} OR q.{c['lease_owner']} = %s OR q.{c['lease_token']} = %s)", (client, client)
 
     def _may_cancel(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
-        """The leased messages that this holder may cancel or extend. A message that was shared out and not taken up is not in
-        flight."""
+        """The leased messages that this holder may cancel or extend. A message that was shared out and not taken up is
+        not in flight."""
         c, client = self._c, holder.client or _NOBODY
         taken_up = f" AND q.{c['lease_token']} <> q.{c['lease_owner']}" if self.table.lease_index else ""
         if holder.leasing == FENCED:

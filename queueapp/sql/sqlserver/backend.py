@@ -35,7 +35,8 @@ _AZURE = {5: "Azure SQL Database", 8: "Azure SQL Managed Instance", 12: "SQL dat
 
 
 class SqlServerQueueSql(QueueSql):
-    """The statements of one queue on SQL Server 2017 and later and Azure SQL, written once when the queue is first used."""
+    """The statements of one queue on SQL Server 2017 and later and Azure SQL, written once when the queue is first
+    used."""
 
     def __init__(self, table: QueueTable) -> None:
         super().__init__(table)

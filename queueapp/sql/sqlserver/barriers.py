@@ -1,9 +1,9 @@
 """SQL Server: a queue with barriers. No claim passes the first barrier, and a send holds a lock.
 
-A statement has no snapshot here, so a claim reads twice before it takes: the highest seq, and then the first barrier. A barrier below
-that seq was committed when its row was (``lock_sends``), so the second read finds it; later rows are above both. The claim's
-transaction holds the release's lock shared meanwhile, so no barrier is released during it. (A TRANSACTIONAL claim holds it while its
-handler runs: its message blocks every barrier anyway.)
+A statement has no snapshot here, so a claim reads twice before it takes: the highest seq, and then the first barrier. A
+barrier below that seq was committed when its row was (``lock_sends``), so the second read finds it; later rows are
+above both. The claim's transaction holds the release's lock shared meanwhile, so no barrier is released during it. (A
+TRANSACTIONAL claim holds it while its handler runs: its message blocks every barrier anyway.)
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class SqlServerBarriers(Statements, Barriers):
 
     def first(self, connection: Any) -> int | None:
         seq, expires = f"q.{self._c['seq']}", f"q.{self._c['expires']}"
-        # Index: the filtered one on barriers, its first entry. Safe: LOOKING; an uncommitted one blocks no committed message.
+        # Index: the filtered one on barriers, its first entry. Safe: LOOKING; an uncommitted one blocks no committed
+        # message.
         sql = (
             f"SELECT TOP (1) {seq} FROM {self._q} AS q WITH ({LOOKING}) WHERE q.{self._c['is_barrier']} = 1 "
             f"AND ({expires} IS NULL OR {expires} > SYSUTCDATETIME()) ORDER BY {seq}"
@@ -141,7 +142,8 @@ class SqlServerBarriers(Statements, Barriers):
         return [only for only in cut if only.low <= only.high]
 
     def _first_unevaluated(self, connection: Any) -> int | None:
-        # Index: the filtered one on pending messages, its first entry. Safe: LOOKING; an uncommitted one blocks no committed message.
+        # Index: the filtered one on pending messages, its first entry. Safe: LOOKING; an uncommitted one blocks no
+        # committed message.
         sql = (
             f"SELECT TOP (1) q.{self._c['seq']} FROM {self._q} AS q WITH ({LOOKING}) WHERE {unevaluated(self._c)} "
             f"ORDER BY q.{self._c['seq']}"
@@ -161,7 +163,8 @@ class SqlServerBarriers(Statements, Barriers):
     def is_barred(self, connection: Any, owner: uuid.UUID) -> bool:
         assert self.table.deliveries is not None
         table, subscriber = self.table.deliveries
-        # Index: the one on (subscriber, number), one seek. Safe: under the lock no barrier is released; a locked row is being taken.
+        # Index: the one on (subscriber, number), one seek. Safe: under the lock no barrier is released; a locked row is
+        # being taken.
         sql = f"SELECT TOP (1) 1 FROM {quote_table(table)} AS d WITH ({LOOKING}) WHERE d.{quote(subscriber)} = %s"
         return bool(fetch(connection, sql, (owner,)))
 
@@ -171,8 +174,9 @@ class LockingInserts(SqlServerInserts):
 
     def insert(self, connection: Any, message: Outgoing) -> None:
         sql, params = self.insert_of(message)
-        # One batch with a transaction of its own if there is none: outside of one the lock would be released before the INSERT. No index
-        # is read. Safe: a failure is rolled back here; the transaction of a caller is left to the caller.
+        # One batch with a transaction of its own if there is none: outside of one the lock would be released before the
+        # INSERT. No index is read. Safe: a failure is rolled back here; the transaction of a caller is left to the
+        # caller.
         batch = (
             "DECLARE @own bit = CASE WHEN @@TRANCOUNT = 0 THEN 1 ELSE 0 END; DECLARE @held int; "
             "BEGIN TRY IF @own = 1 BEGIN TRANSACTION; "

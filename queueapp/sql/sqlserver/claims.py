@@ -1,8 +1,8 @@
 """SQL Server: peeks and claims.
 
-A claim is an ordered ``TOP (n)``, updated or deleted with OUTPUT, one statement per range: T-SQL has no row comparison, and one TOP
-over several ranges may be planned with a sort, which reads and locks all of them first. In table order it takes what it finds; by the
-claim index it looks, and takes by key.
+A claim is an ordered ``TOP (n)``, updated or deleted with OUTPUT, one statement per range: T-SQL has no row comparison,
+and one TOP over several ranges may be planned with a sort, which reads and locks all of them first. In table order it
+takes what it finds; by the claim index it looks, and takes by key.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _numbered(ranges: Sequence[SeqRange]) -> str:
 
 
 class Claim(NamedTuple):
-    """A claim statement and what it returns. Parameters of ``in_range``: the limit and the range, then the claim's own values, or
-    these first (``values_first``)."""
+    """A claim statement and what it returns. Parameters of ``in_range``: the limit and the range, then the claim's own
+    values, or these first (``values_first``)."""
 
     in_range: str
     returned: Returned
@@ -71,8 +71,8 @@ class SqlServerClaims(Statements, Claims):
     def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:
         ahead, behind = ahead or [SeqRange(1, 0)], behind or [SeqRange(1, 0)]
         look, window = self._look(several=self._several(ahead)), self._window()
-        # Index: as the claim. Safe: LOOKING; rows that an open transaction has deleted or leased are not available, rows that it
-        # has only locked (``Failures.lock``) still count. One plan for any number of levels.
+        # Index: as the claim. Safe: LOOKING; rows that an open transaction has deleted or leased are not available,
+        # rows that it has only locked (``Failures.lock``) still count. One plan for any number of levels.
         sql = (
             "SELECT a.[n], b.[n], a.[first], b.[first], b.[reached] "
             f"FROM (SELECT COUNT(*) AS [n], MIN(x.[seq]) AS [first] FROM ({look}) AS x) AS a CROSS JOIN ({window}) AS b"
@@ -92,7 +92,8 @@ class SqlServerClaims(Statements, Claims):
         rest = f", q.{self._c['body']}" if bodies else ""
         # Index: as the claim. Safe: LOOKING.
         sql = (
-            f"SELECT TOP (%s) {self._seq}, q.{self._c['headers']}{rest} FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
+            f"SELECT TOP (%s) {self._seq}, q.{self._c['headers']}{rest} FROM {self._q} AS q WITH "
+            f"({self._index}{LOOKING}) "
             f"WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}"
         )
         level = (getattr(only, name) for name in self.table.claim_by)
@@ -113,8 +114,9 @@ class SqlServerClaims(Statements, Claims):
         )
 
     def _window(self) -> str:
-        """(available rows, the first of them, where the scan stopped before the end of the window or NULL) of a rescan window. It
-        reads a bounded number of rows of a level, available or not: a window over a million leased ones must be fast."""
+        """(available rows, the first of them, where the scan stopped before the end of the window or NULL) of a rescan
+        window. It reads a bounded number of rows of a level, available or not: a window over a million leased ones must
+        be fast."""
         rows = (
             f"SELECT TOP ({WINDOW_ROWS}) {self._seq} AS [seq], CASE WHEN {self.free()} THEN {self._seq} END AS [free] "
             f"FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
@@ -133,7 +135,8 @@ class SqlServerClaims(Statements, Claims):
 
     def _occupied(self, connection: Any, ranges: Sequence[SeqRange]) -> list[SeqRange]:
         """The ranges with available messages, so that empty levels cost one round trip and not one each."""
-        # Index: the claim index, one seek a level. Safe: LOOKING; a message that is claimed in between is merely not found.
+        # Index: the claim index, one seek a level. Safe: LOOKING; a message that is claimed in between is merely not
+        # found.
         sql = (
             f"SELECT l.[n] FROM {_RANGES} WHERE EXISTS (SELECT 1 FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
             f"WHERE {self._within(_OF_RANGES)} AND {self.free()}) ORDER BY l.[n]"
@@ -174,10 +177,11 @@ class SqlServerClaims(Statements, Claims):
         found: list[tuple[int, uuid.UUID]] = []
         for first in range(0, len(ids), MAX_BATCH):
             piece = json_of([str(key) for key in ids[first : first + MAX_BATCH]])
-            # Index: the one on id, one seek an id. Safe: TAKING skips rows that a receiver has locked, since their delivery has
-            # begun; claims skip rows that are locked here until this transaction ends.
+            # Index: the one on id, one seek an id. Safe: TAKING skips rows that a receiver has locked, since their
+            # delivery has begun; claims skip rows that are locked here until this transaction ends.
             sql = (
-                f"SELECT {seq}, {identity} FROM {_IDS} INNER LOOP JOIN {self._q} AS q WITH ({TAKING}) ON {identity} = u.[id] "
+                f"SELECT {seq}, {identity} FROM {_IDS} INNER LOOP JOIN {self._q} AS q WITH ({TAKING}) ON {identity} = "
+                "u.[id] "
                 f"WHERE {self.free('q')}{unleased}"
             )
             found += [(number, as_uuid(key)) for number, key in fetch(connection, sql, (piece,))]
@@ -188,10 +192,11 @@ class SqlServerClaims(Statements, Claims):
         output = f"OUTPUT {returned.of(source)}"
         if self._index:
             seq = self._c["seq"]
-            # Index: the claim index, by hint, because equality on its first columns makes ORDER BY look free and the clustered
-            # key look cheap; then the primary key, one seek a message (the loop joins, which keep that order). Safe: leased or
-            # expired rows are skipped under LOOKING, so that their locks do not add up to an escalation; TAKING, checking again,
-            # locks each found row before the next is sought, and TOP counts the rows that it got.
+            # Index: the claim index, by hint, because equality on its first columns makes ORDER BY look free and the
+            # clustered key look cheap; then the primary key, one seek a message (the loop joins, which keep that
+            # order). Safe: leased or expired rows are skipped under LOOKING, so that their locks do not add up to an
+            # escalation; TAKING, checking again, locks each found row before the next is sought, and TOP counts the
+            # rows that it got.
             found = (
                 f"SELECT TOP (%s) t.{seq} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
                 f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{seq} = s.{seq} "
@@ -204,7 +209,8 @@ class SqlServerClaims(Statements, Claims):
             return Claim(in_range, returned, values_first=True)
         into = "DELETE FROM m" if verb == "DELETE" else f"{verb} m"
         columns = ", ".join(f"q.{column}" for column in self._c.values())
-        # Index: the primary key. Safe: TAKING, which releases at once the locks of rows that are not available; at most TOP rows.
+        # Index: the primary key. Safe: TAKING, which releases at once the locks of rows that are not available; at most
+        # TOP rows.
         in_range = (
             f"WITH m AS (SELECT TOP (%s) {columns} FROM {self._q} AS q WITH ({TAKING}) "
             f"WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}) {into}{setting} {output}"
@@ -252,7 +258,8 @@ class SqlServerClaims(Statements, Claims):
         sql = (
             f"SELECT TOP (%s) {returned.of('t')} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
             f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{self._c['seq']} = s.{self._c['seq']} "
-            f"WHERE {self._within(_PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY s.{self._c['seq']}"
+            f"WHERE {self._within(_PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY "
+            f"s.{self._c['seq']}"
         )
         found: list[Any] = []
         for only in ranges:
@@ -274,7 +281,8 @@ _LOWEST, _HIGHEST = -MAX_PRIORITY - 1, MAX_PRIORITY
 
 
 class IndexRange(NamedTuple):
-    """The seqs from ``low`` to ``high`` of one priority; or (``between``) the priorities from ``high`` down to ``low``."""
+    """The seqs from ``low`` to ``high`` of one priority; or (``between``) the priorities from ``high`` down to
+    ``low``."""
 
     between: bool
     priority: int
@@ -315,9 +323,10 @@ class _Priority64Claim(NamedTuple):
 class Priority64Claims(SqlServerClaims):
     """Claims of a queue with a 64-bit priority, any number of which may be in use.
 
-    The claim index descends in the priority and ascends in seq. T-SQL has no row comparison, so a range of order keys is up to three
-    *index ranges*, one after the other: the rest of the first priority, the priorities in between, the beginning of the last one. Each
-    is one seek and one statement. Single order keys denote rows that the caller knows: they are taken by key.
+    The claim index descends in the priority and ascends in seq. T-SQL has no row comparison, so a range of order keys
+    is up to three *index ranges*, one after the other: the rest of the first priority, the priorities in between, the
+    beginning of the last one. Each is one seek and one statement. Single order keys denote rows that the caller knows:
+    they are taken by key.
     """
 
     def _in(self, part: IndexRange, row: str = "q") -> str:
@@ -366,9 +375,11 @@ class Priority64Claims(SqlServerClaims):
     ) -> tuple[list[int], int, int]:
         rank, before_seq = split_order_key(before)
         priority = f"q.{self._c['priority']}"
-        # Index: the primary key, a bounded number of rows. Safe: LOOKING; rows that an open transaction has claimed are skipped.
+        # Index: the primary key, a bounded number of rows. Safe: LOOKING; rows that an open transaction has claimed are
+        # skipped.
         sql = (
-            f"SELECT TOP (%s) {self._seq}, {priority}, CASE WHEN ({priority} > %s OR ({priority} = %s AND {self._seq} < %s)) "
+            f"SELECT TOP (%s) {self._seq}, {priority}, CASE WHEN ({priority} > %s OR ({priority} = %s AND {self._seq} "
+            "< %s)) "
             f"AND {self.free()} THEN 1 ELSE 0 END FROM {self._q} AS q WITH ({LOOKING}) "
             f"WHERE {self._seq} BETWEEN %s AND %s ORDER BY {self._seq}"
         )
@@ -380,8 +391,9 @@ class Priority64Claims(SqlServerClaims):
         seq = self._c["seq"]
 
         def of(part: IndexRange) -> str:
-            # Index: the claim index, by hint, a part of it in its order; then the primary key, one seek a message. Safe: as a
-            # claim by level (``SqlServerClaims.claim``): LOOKING skips unavailable rows, TAKING checks again and locks TOP rows.
+            # Index: the claim index, by hint, a part of it in its order; then the primary key, one seek a message.
+            # Safe: as a claim by level (``SqlServerClaims.claim``): LOOKING skips unavailable rows, TAKING checks again
+            # and locks TOP rows.
             found = (
                 f"SELECT TOP (%s) t.{seq} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
                 f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{seq} = s.{seq} "
@@ -392,7 +404,8 @@ class Priority64Claims(SqlServerClaims):
                 f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK) ON q.{seq} = m.{seq}"
             )
 
-        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, which skips locked rows; a bounded number of keys.
+        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, which skips locked rows; a bounded number of
+        # keys.
         by_key = (
             f"{verb} q{setting} OUTPUT {returned.of(source)} {KEYS} {self._q} AS q WITH ({TAKING}) "
             f"ON {self._seq} = k.[key] WHERE {self.free()}"

@@ -1,7 +1,7 @@
 """Columns, lock hints and shared conditions of a queue's table as SQL text, and the rows that come back.
 
-A foreign table (NServiceBus') lacks some columns: no statement names them, and a constant stands for them here. The drivers return a
-uniqueidentifier as upper-case text and a datetime2 as a naive time.
+A foreign table (NServiceBus') lacks some columns: no statement names them, and a constant stands for them here. The
+drivers return a uniqueidentifier as upper-case text and a datetime2 as a naive time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .session import quote, quote_table
 
 #: Below lock escalation: the server tries to lock the whole table when one statement holds 5,000 locks on it.
 MAX_BATCH = 3_500
-#: Takes rows: U locks, never waiting for another session, under any READ_COMMITTED_SNAPSHOT setting. ROWLOCK and MAX_BATCH prevent
-#: page and table locks, which READPAST skips whole or cannot skip.
+#: Takes rows: U locks, never waiting for another session, under any READ_COMMITTED_SNAPSHOT setting. ROWLOCK and
+#: MAX_BATCH prevent page and table locks, which READPAST skips whole or cannot skip.
 TAKING = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
-#: Reads rows: S locks, each released at once; rows that an open transaction has changed are skipped. Without READCOMMITTEDLOCK row
-#: versions would show rows in flight (NServiceBus #863, #1293).
+#: Reads rows: S locks, each released at once; rows that an open transaction has changed are skipped. Without
+#: READCOMMITTEDLOCK row versions would show rows in flight (NServiceBus #863, #1293).
 LOOKING = "READPAST, ROWLOCK, READCOMMITTEDLOCK"
-#: Locks the range of a key, existing or not, to the end of the transaction. FORCESEEK: a scan, which is planned while the table is
-#: small and may stay cached when it is not, would lock every range that it passes.
+#: Locks the range of a key, existing or not, to the end of the transaction. FORCESEEK: a scan, which is planned while
+#: the table is small and may stay cached when it is not, would lock every range that it passes.
 KEEPING = "UPDLOCK, HOLDLOCK, ROWLOCK, FORCESEEK"
-#: The keys of a statement as rows, in the given order. The loop join starts here and seeks every key; an IN list may be planned as a
-#: scan while statistics say that the table is small, and a scan waits for each locked row.
+#: The keys of a statement as rows, in the given order. The loop join starts here and seeks every key; an IN list may be
+#: planned as a scan while statistics say that the table is small, and a scan waits for each locked row.
 KEYS = "FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN"
 
 _ABSENT: dict[str, Any] = {"deliveries": 0, "cancels": 0} | {name: column.default for name, column in BY_NAME.items()}
@@ -153,7 +153,8 @@ class Statements:
         return Terms(f"{row}.{self._c['expires']}", f"{row}.{self._c['enqueued_at']}", "SYSUTCDATETIME()", cut)
 
     def _alive(self) -> str:
-        """A further condition of a lease that is extended: where leases are counted, the slot of an expired one may be reassigned."""
+        """A further condition of a lease that is extended: where leases are counted, the slot of an expired one may be
+        reassigned."""
         return "" if not self.table.counts_in_flight else f" AND q.{self._c['lease_expires']} >= SYSUTCDATETIME()"
 
     def _unlease(self) -> str:

@@ -1,4 +1,5 @@
-"""SQL Server: dedupe keys, processed keys, and acks that arrive before their message (under application locks of the transaction)."""
+"""SQL Server: dedupe keys, processed keys, and acks that arrive before their message (under application locks of the
+transaction)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class SqlServerDedupe(Dedupe):
         pairs = sorted(zip(keys, ids, strict=True))
         for first in range(0, len(pairs), MAX_BATCH):
             piece = json_of([[key, str(message_id)] for key, message_id in pairs[first : first + MAX_BATCH]])
-            # Index: the unique one on queue and key, one seek a key. Safe: KEEPING, so no other session inserts one between the look
-            # and the insert.
+            # Index: the unique one on queue and key, one seek a key. Safe: KEEPING, so no other session inserts one
+            # between the look and the insert.
             sql = (
                 f"INSERT INTO {table} ([queue], [key], [message_id]) SELECT %s, u.[key], u.[id] FROM {_PAIRS} "
                 f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({KEEPING}) "
@@ -80,8 +81,9 @@ class SqlServerDedupe(Dedupe):
         self, connection: Any, db_table: str, queue: QueueTable, store: StoreTable, keep_ms: int, limit: int
     ) -> int:
         table, waiting, stored = quote_table(db_table), quote_table(queue.db_table), quote_table(store.db_table)
-        # Index: the one on changed_at, and for each key those on the id in the queue and in the store. Safe: a key that a sender has
-        # locked is skipped, and a deleted one is created again; READCOMMITTEDLOCK waits for uncommitted inserts and deletes.
+        # Index: the one on changed_at, and for each key those on the id in the queue and in the store. Safe: a key that
+        # a sender has locked is skipped, and a deleted one is created again; READCOMMITTEDLOCK waits for uncommitted
+        # inserts and deletes.
         sql = (
             f"WITH old AS (SELECT TOP ({int(limit)}) t.[id] FROM {table} AS t WITH ({TAKING}) WHERE t.[queue] = %s "
             f"AND t.[changed_at] < {LATER} AND NOT EXISTS (SELECT 1 FROM {waiting} AS q WITH (READCOMMITTEDLOCK) "
@@ -95,7 +97,8 @@ class SqlServerDedupe(Dedupe):
         table = quote_table(db_table)
         # Index: the primary key. Safe: KEEPING.
         sql = (
-            f"INSERT INTO {table} ([key], [queue]) SELECT v.[key], v.[queue] FROM (SELECT %s AS [key], %s AS [queue]) AS v "
+            f"INSERT INTO {table} ([key], [queue]) SELECT v.[key], v.[queue] FROM (SELECT %s AS [key], %s AS [queue]) "
+            "AS v "
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({KEEPING}) WHERE t.[key] = v.[key])"
         )
         return execute(connection, sql, (key, queue)) == 1
@@ -133,12 +136,14 @@ class SqlServerEarlyAcks(EarlyAcks):
             # Index: the unique one on queue and id, one seek an id. Safe: every other writer of these rows waits for
             # the name's lock, so none writes between the two statements.
             sql = (
-                f"UPDATE d SET [kind] = %s, [expires] = {LATER} FROM {_IDS} INNER LOOP JOIN {table} AS d WITH (ROWLOCK) "
+                f"UPDATE d SET [kind] = %s, [expires] = {LATER} FROM {_IDS} INNER LOOP JOIN {table} AS d WITH "
+                "(ROWLOCK) "
                 "ON d.[message_id] = u.[id] WHERE d.[queue] = %s"
             )
             execute(connection, sql, (kind, *later_params(keep_ms), piece, queue))
             sql = (
-                f"INSERT INTO {table} ([queue], [message_id], [kind], [expires]) SELECT %s, u.[id], %s, {LATER} FROM {_IDS} "
+                f"INSERT INTO {table} ([queue], [message_id], [kind], [expires]) SELECT %s, u.[id], %s, {LATER} FROM "
+                f"{_IDS} "
                 f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS d WHERE d.[queue] = %s AND d.[message_id] = u.[id])"
             )
             execute(connection, sql, (queue, kind, *later_params(keep_ms), piece, queue))
@@ -147,10 +152,11 @@ class SqlServerEarlyAcks(EarlyAcks):
         found: list[uuid.UUID] = []
         for first in range(0, len(ids), MAX_BATCH):
             piece = json_of(list(ids[first : first + MAX_BATCH]))
-            # Index: the unique one on queue and id, one seek an id. Safe: as above; in the caller's transaction, so an ack
-            # whose message is not stored after all is kept.
+            # Index: the unique one on queue and id, one seek an id. Safe: as above; in the caller's transaction, so an
+            # ack whose message is not stored after all is kept.
             sql = (
-                "DELETE d OUTPUT deleted.[message_id], CASE WHEN deleted.[expires] > SYSUTCDATETIME() THEN 1 ELSE 0 END "
+                "DELETE d OUTPUT deleted.[message_id], CASE WHEN deleted.[expires] > SYSUTCDATETIME() THEN 1 ELSE 0 "
+                "END "
                 f"FROM {_IDS} INNER LOOP JOIN {quote_table(db_table)} AS d WITH (ROWLOCK) ON d.[message_id] = u.[id] "
                 "WHERE d.[queue] = %s"
             )

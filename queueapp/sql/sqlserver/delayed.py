@@ -47,8 +47,8 @@ class SqlServerDelayedStore(DelayedStore):
 
     def first_due(self, connection: Any, table: StoreTable, destinations: Sequence[str]) -> list[tuple[str, int]]:
         due, destination = quote(table.columns["due"]), quote(table.columns["destination"])
-        # Index: the one on (destination, due, key), the first unlocked entry of each destination; one without an entry is not
-        # returned. Safe: LOOKING. The server computes the difference, so no client's clock or zone matters.
+        # Index: the one on (destination, due, key), the first unlocked entry of each destination; one without an entry
+        # is not returned. Safe: LOOKING. The server computes the difference, so no client's clock or zone matters.
         sql = (
             f"SELECT d.[name], DATEDIFF_BIG(millisecond, SYSUTCDATETIME(), f.{due}) "
             "FROM OPENJSON(%s) WITH ([name] nvarchar(200) '$') AS d CROSS APPLY "
@@ -59,11 +59,12 @@ class SqlServerDelayedStore(DelayedStore):
 
     def lock_due(self, connection: Any, table: StoreTable, destination: str, limit: int) -> list[int]:
         due, key = quote(table.columns["due"]), quote(table.key)
-        # Index: the one on (destination, due, key), by name and FORCESEEK, because a scan, or the index on due, would lock rows that
-        # are not due or have other destinations. Safe: TAKING; two dispatchers never wait for each other, and never move a row
-        # twice.
+        # Index: the one on (destination, due, key), by name and FORCESEEK, because a scan, or the index on due, would
+        # lock rows that are not due or have other destinations. Safe: TAKING; two dispatchers never wait for each
+        # other, and never move a row twice.
         sql = (
-            f"SELECT TOP (%s) t.{key} FROM {quote_table(table.db_table)} AS t WITH ({_first(table)}FORCESEEK, {TAKING}) "
+            f"SELECT TOP (%s) t.{key} FROM {quote_table(table.db_table)} AS t WITH ({_first(table)}FORCESEEK, "
+            f"{TAKING}) "
             f"WHERE t.{quote(table.columns['destination'])} = %s AND t.{due} <= SYSUTCDATETIME() "
             f"ORDER BY t.{due}, t.{key}"
         )
@@ -78,8 +79,8 @@ class SqlServerDelayedStore(DelayedStore):
         self, connection: Any, db_table: str, forwarded: Sequence[tuple[uuid.UUID, uuid.UUID]], origin: str
     ) -> set[uuid.UUID]:
         table = quote_table(db_table)
-        # Index: the primary key, one seek a key. Safe: KEEPING, so of two transactions that record the same key the second waits and
-        # then finds it.
+        # Index: the primary key, one seek a key. Safe: KEEPING, so of two transactions that record the same key the
+        # second waits and then finds it.
         sql = (
             f"INSERT INTO {table} ([id], [message_id], [origin], [arrived_at]) OUTPUT inserted.[id] "
             "SELECT r.[id], r.[message_id], %s, SYSUTCDATETIME() FROM OPENJSON(%s) "

@@ -1,5 +1,5 @@
-"""SQL Server: figures of a table, by a bounded read of its head under LOOKING: neither it nor a receiver waits for the other, under any
-READ_COMMITTED_SNAPSHOT setting. Locked rows are skipped, so they are in no figure."""
+"""SQL Server: figures of a table, by a bounded read of its head under LOOKING: neither it nor a receiver waits for the
+other, under any READ_COMMITTED_SNAPSHOT setting. Locked rows are skipped, so they are in no figure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class SqlServerFigures(Statements, Figures):
     def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
         # Index: as ``_head``. Safe: LOOKING.
         sql = (
-            f"SELECT COUNT(*), COUNT(CASE WHEN {_WAITING} THEN 1 END), COUNT(CASE WHEN h.[state] = 'leased' THEN 1 END), "
-            "COUNT(CASE WHEN h.[state] = 'lease expired' THEN 1 END), COUNT(CASE WHEN h.[state] = 'expired' THEN 1 END), "
+            f"SELECT COUNT(*), COUNT(CASE WHEN {_WAITING} THEN 1 END), COUNT(CASE WHEN h.[state] = 'leased' THEN 1 "
+            "END), "
+            "COUNT(CASE WHEN h.[state] = 'lease expired' THEN 1 END), COUNT(CASE WHEN h.[state] = 'expired' THEN 1 "
+            "END), "
             f"MAX(CASE WHEN {_WAITING} THEN h.[age] END), COALESCE(MIN(h.[seq]), 0) FROM ({self._head('', level)}) AS h"
         )
         return Head(*fetch(connection, sql, (limit, *level))[0])
@@ -41,8 +43,8 @@ class SqlServerFigures(Statements, Figures):
     def next_level(self, connection: Any, after: Level | None) -> Level | None:
         names = self.table.claim_by
         columns = [f"q.{self._c[name]}" for name in names]
-        # Index: the claim index, by hint, one seek a statement: the next priority of the recipient, then the next recipient. An OR of
-        # both would scan all earlier rows. Safe: LOOKING.
+        # Index: the claim index, by hint, one seek a statement: the next priority of the recipient, then the next
+        # recipient. An OR of both would scan all earlier rows. Safe: LOOKING.
         select = f"SELECT TOP (1) {', '.join(columns)} FROM {self._q} AS q WITH ({self._by_claim()}{LOOKING})"
         order = f"ORDER BY {', '.join(columns)}"
         if after is None:
@@ -64,13 +66,15 @@ class SqlServerFigures(Statements, Figures):
         # Index: the primary key, its first rows; of the subscribers the one on queue. Safe: LOOKING.
         return (
             f"SELECT CAST(CASE WHEN m.[more] < {least} THEN {least} WHEN m.[more] > {most} THEN {most} "
-            "ELSE m.[more] END AS int) AS [wanted] FROM (SELECT CASE WHEN n.[need] > n.[lag] THEN n.[need] ELSE n.[lag] END AS [more] "
+            "ELSE m.[more] END AS int) AS [wanted] FROM (SELECT CASE WHEN n.[need] > n.[lag] THEN n.[need] ELSE "
+            "n.[lag] END AS [more] "
             f"FROM (SELECT CEILING(b.[backlog] / {wanted.per_worker}.0) AS [need], {lag} AS [lag] FROM "
             "(SELECT COUNT(CASE WHEN h.[state] IN ('free', 'lease expired', 'leased') THEN 1 END) AS [backlog], "
             "MAX(CASE WHEN h.[state] IN ('free', 'lease expired') THEN h.[age] END) AS [oldest] "
             f"FROM ({self._head('', ()) % (wanted.rows,)}) AS h) AS b CROSS JOIN "
             f"(SELECT COUNT(*) AS [workers] FROM {quote(wanted.subscribers)} AS s WITH ({LOOKING}) "
-            f"WHERE s.[queue] = '{wanted.quoted_label}' AND s.[receives] = 1 AND s.[alive_until] > SYSUTCDATETIME()) AS w) AS n) AS m"
+            f"WHERE s.[queue] = '{wanted.quoted_label}' AND s.[receives] = 1 AND s.[alive_until] > SYSUTCDATETIME()) "
+            "AS w) AS n) AS m"
         )
 
     def _by_claim(self) -> str:

@@ -1,8 +1,8 @@
 """SQL Server: storing messages and copies of them, one by one, and in bulk as JSON.
 
-The driver's bulk copy uses a connection of its own, outside of the caller's transaction; ``INSERT … SELECT … FROM OPENJSON`` is inside.
-One parameter holds any number of rows, so there is one text and one plan. The order of the rows is the order of their identity
-numbers. A body is hex there: JSON has no bytes.
+The driver's bulk copy uses a connection of its own, outside of the caller's transaction; ``INSERT … SELECT … FROM
+OPENJSON`` is inside. One parameter holds any number of rows, so there is one text and one plan. The order of the rows
+is the order of their identity numbers. A body is hex there: JSON has no bytes.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def insert_bulk(
         pairs = [(columns["id"], "r.[id]"), (columns["headers"], "r.[headers]")]
         pairs += [(columns[name], _OPTIONAL[name][1]) for name in used] + filled
         fields = [f"[{name}] {types[name]} '$[{n + 3}]'" for n, name in enumerate(_NAMES) if name in used]
-        # Index: none is read. Safe: identity numbers of INSERT … SELECT … ORDER BY are assigned in that order; fewer than
-        # 5,000 rows a statement, so receivers never meet a table lock; expiry by the database's clock.
+        # Index: none is read. Safe: identity numbers of INSERT … SELECT … ORDER BY are assigned in that order; fewer
+        # than 5,000 rows a statement, so receivers never meet a table lock; expiry by the database's clock.
         sql = (
             f"INSERT INTO {table} ({', '.join(column for column, _ in pairs)}) "
             f"SELECT {', '.join(value for _, value in pairs)} FROM OPENJSON(%s) WITH ([n] int '$[0]', "
@@ -237,7 +237,8 @@ class SqlServerInserts(Statements, Inserts):
     # -- messages made of the rows of a SELECT ------------------------------------------------------------------------
 
     def ordered_select(self, select: str) -> str:
-        # Without OFFSET a derived table may not be ordered. mssql-django appends it to an ordered SELECT, but not to a union.
+        # Without OFFSET a derived table may not be ordered. mssql-django appends it to an ordered SELECT, but not to a
+        # union.
         return select if select.endswith("OFFSET 0 ROWS") else f"{select} OFFSET 0 ROWS"
 
     def columns_of(self, connection: Any, source: Source) -> list[tuple[str, int]]:
@@ -266,12 +267,13 @@ class SqlServerInserts(Statements, Inserts):
         pairs += [pair for pair in self._filled if pair[0] not in pending]
         names = ", ".join(f"[c{n}]" for n in range(len(columns)))
         fields = ", ".join(f"s.[c{n}] AS {quote(name)}" for n, (name, _) in enumerate(columns))
-        # Index: that of the caller's SELECT. Safe: the caller's transaction. From a few thousand rows on the server locks the table,
-        # and receivers wait for the commit.
+        # Index: that of the caller's SELECT. Safe: the caller's transaction. From a few thousand rows on the server
+        # locks the table, and receivers wait for the commit.
         sql = (
             f"INSERT INTO {self._q} ({', '.join(column for column, _ in pairs)}) "
             f"SELECT {', '.join(value for _, value in pairs)} FROM ({source.sql}) AS s({names}) "
-            f"CROSS APPLY (SELECT (SELECT {fields} FOR JSON PATH, INCLUDE_NULL_VALUES, WITHOUT_ARRAY_WRAPPER) AS [body]) AS j"
+            f"CROSS APPLY (SELECT (SELECT {fields} FOR JSON PATH, INCLUDE_NULL_VALUES, WITHOUT_ARRAY_WRAPPER) AS "
+            "[body]) AS j"
         )
         with translated(connection, self.table.db_table):
             return execute(connection, sql, (*params, *source.params))
@@ -301,10 +303,11 @@ class SqlServerFanout(Statements, Fanout):
     ) -> int:
         single, params = self._inserts.insert_of(message)
         head, _, values = single.partition(") VALUES (")
-        # Index: the unique one of the subscriptions, once a statement; none of the queue. Safe: one statement, so all copies or none; it
-        # waits for uncommitted subscriptions. Identity numbers follow the ORDER BY.
+        # Index: the unique one of the subscriptions, once a statement; none of the queue. Safe: one statement, so all
+        # copies or none; it waits for uncommitted subscriptions. Identity numbers follow the ORDER BY.
         sql = (
-            f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, r.[name] FROM {_RECIPIENTS} WHERE (SELECT COALESCE(SUM(s.[mark]), 0) "
+            f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, r.[name] FROM {_RECIPIENTS} WHERE (SELECT "
+            "COALESCE(SUM(s.[mark]), 0) "
             f"FROM {quote_table(subscriptions)} AS s WITH (READCOMMITTEDLOCK) WHERE s.[queue] = %s) = %s ORDER BY r.[n]"
         )
         with translated(connection, self.table.db_table):
@@ -325,14 +328,16 @@ class SqlServerFanout(Statements, Fanout):
         if self.table.has_unevaluated:
             columns, values = f"{columns}, {c['lease_expires']}", f"{values}, NULL"
         ours = f"q.{c['lease_token']} = %s" if token else self.free()
-        # Index: the primary key, one seek a key (KEYS), in all three. Safe: TAKING waits for no row, and this transaction keeps its
-        # locks to its end: the same rows are copied and deleted. Identity numbers follow the ORDER BY.
+        # Index: the primary key, one seek a key (KEYS), in all three. Safe: TAKING waits for no row, and this
+        # transaction keeps its locks to its end: the same rows are copied and deleted. Identity numbers follow the
+        # ORDER BY.
         lock = (
             f"SELECT q.{c['seq']} {KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] "
             f"WHERE q.{c['recipient']} = %s AND {ours} ORDER BY q.{c['seq']}"
         )
         copy = (
-            f"INSERT INTO {self._q} ({columns}) SELECT {values} {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key] "
+            f"INSERT INTO {self._q} ({columns}) SELECT {values} {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = "
+            "k.[key] "
             f"CROSS JOIN {_RECIPIENTS} ORDER BY q.{c['seq']}, r.[n]"
         )
         delete = f"DELETE q {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key]"
@@ -367,12 +372,14 @@ class SqlServerFanout(Statements, Fanout):
             by_key = " AND b.[routing_key] = %s"
             params.append(routing_key)
         later = "DATEADD(millisecond, e.ms %% 86400000, DATEADD(day, e.ms / 86400000, SYSUTCDATETIME()))"
-        # Index: the unique one of the bindings (exchange, routing key, queue), then the primary key of the queues. Safe: one statement
-        # in the caller's transaction; a queue that is deleted meanwhile gets a message, which a later queue of that name receives.
+        # Index: the unique one of the bindings (exchange, routing key, queue), then the primary key of the queues.
+        # Safe: one statement in the caller's transaction; a queue that is deleted meanwhile gets a message, which a
+        # later queue of that name receives.
         sql = (
             f"INSERT INTO {self._q} ({columns}) SELECT %s, %s, {body}, d.[name], %s, {later} "
             f"FROM {quote_table(tables.queues)} AS d CROSS APPLY (SELECT {least} AS ms) AS e "
             "WHERE (d.[expires_at] IS NULL OR d.[expires_at] > SYSUTCDATETIME()) "
-            f"AND d.[name] IN (SELECT b.[queue] FROM {quote_table(tables.bindings)} AS b WHERE b.[exchange] = %s{by_key})"
+            f"AND d.[name] IN (SELECT b.[queue] FROM {quote_table(tables.bindings)} AS b WHERE b.[exchange] = "
+            f"%s{by_key})"
         )
         return execute(connection, sql, params)

@@ -1,7 +1,7 @@
 """SQL Server: the journal in one table, ordered by a ``rowversion``.
 
-The horizon is ``MIN_ACTIVE_ROWVERSION()``: no open transaction of this database has a lower one, and those to come get higher
-ones. A row version is one number, so the bookmark says nothing more about the order.
+The horizon is ``MIN_ACTIVE_ROWVERSION()``: no open transaction of this database has a lower one, and those to come get
+higher ones. A row version is one number, so the bookmark says nothing more about the order.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class SqlServerJournalSql(JournalSql):
             fields.append(f"[{one.name}] {'bigint' if one.kind is Kind.TIME else type_of(one)} '$[{n + 5}]'")
             columns.append(f"[{one.name}]")
             values.append(value)
-        # Index: none is read. Safe: the caller's transaction; identity numbers, and the row versions with them, follow the
-        # ORDER BY.
+        # Index: none is read. Safe: the caller's transaction; identity numbers, and the row versions with them, follow
+        # the ORDER BY.
         sql = (
             f"INSERT INTO {self._t} ({', '.join(columns)}) OUTPUT inserted.[seq] SELECT {', '.join(values)} "
             f"FROM OPENJSON(%s) WITH ({', '.join(fields)}) AS r ORDER BY r.[n]"
@@ -158,8 +158,8 @@ class SqlServerJournalSql(JournalSql):
         if not topics:
             return []
         where, params = self._which(after, without, not_before)
-        # Index: (topic, txid, seq), for each topic from the position on. Safe: nothing before the horizon is in flight, so
-        # this waits for no publisher.
+        # Index: (topic, txid, seq), for each topic from the position on. Safe: nothing before the horizon is in flight,
+        # so this waits for no publisher.
         sql = (
             f"SELECT TOP (%s) {_KEPT} FROM OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t "
             f"CROSS APPLY (SELECT TOP (%s) j.* FROM {self._t} AS j WHERE j.[topic] = t.[topic] AND {where} "
@@ -173,7 +173,8 @@ class SqlServerJournalSql(JournalSql):
         # Index: (topic, txid, seq) from the position on, and the rows behind it, at most so many. Safe: LOOKING.
         sql = (
             f"SELECT COUNT(*) FROM (SELECT TOP (%s) 1 AS [one] FROM {self._t} AS j WITH ({LOOKING}) "
-            f"INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE {where}) AS f"
+            f"INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE {where}) AS "
+            "f"
         )
         return int(fetch(connection, sql, (limit, json_of(list(topics)), *params))[0][0])
 
@@ -201,7 +202,8 @@ class SqlServerJournalSql(JournalSql):
 
     def earliest(self, connection: Any, topics: Sequence[str], after: Position) -> datetime | None:
         where, params = self._which(after, (), None)
-        # Index: (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Safe: LOOKING.
+        # Index: (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Safe:
+        # LOOKING.
         sql = (
             f"SELECT MIN(j.[published_at]) FROM {self._t} AS j WITH ({LOOKING}) "
             f"INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE {where}"
@@ -212,7 +214,8 @@ class SqlServerJournalSql(JournalSql):
         # Index: (topic, txid, seq), the end of each topic. Safe: LOOKING, which skips rows in flight.
         sql = (
             f"SELECT j.[seq] FROM {self._t} AS j WITH ({LOOKING}) "
-            f"INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE j.[txid] >= {_AT}"
+            "INNER JOIN OPENJSON(%s) WITH ([topic] nvarchar(255) '$') AS t ON j.[topic] = t.[topic] WHERE j.[txid] >= "
+            f"{_AT}"
         )
         return [int(row[0]) for row in fetch(connection, sql, (json_of(list(topics)), horizon.txid))]
 
@@ -238,10 +241,11 @@ class SqlServerJournalSql(JournalSql):
     # -- purging -----------------------------------------------------------------------------------------------
 
     def purge(self, connection: Any, topic: str, keep_ms: int, hold: Position, limit: int, source: str = "") -> int:
-        # Index: (topic, txid, seq), the first entries of the topic. Safe: fewer than 5,000 rows, so readers meet no table lock;
-        # another purge waits, and finds the rows gone.
+        # Index: (topic, txid, seq), the first entries of the topic. Safe: fewer than 5,000 rows, so readers meet no
+        # table lock; another purge waits, and finds the rows gone.
         sql = (
-            f"WITH f AS (SELECT TOP (%s) j.[txid], j.[published_at] FROM {self._t} AS j WITH (ROWLOCK) WHERE j.[topic] = %s "
+            f"WITH f AS (SELECT TOP (%s) j.[txid], j.[published_at] FROM {self._t} AS j WITH (ROWLOCK) WHERE j.[topic] "
+            "= %s "
             f"ORDER BY j.[txid]) DELETE FROM f WHERE f.[txid] < {_AT} AND f.[published_at] < {_EARLIER}"
         )
         return execute(connection, sql, (min(limit, MAX_BATCH), topic, _version(hold), *_earlier(keep_ms)))
@@ -264,7 +268,8 @@ class SqlServerJournalSql(JournalSql):
         sql = (
             "SELECT COALESCE(SUM(CASE WHEN p.[index_id] IN (0, 1) AND a.[type] = 1 THEN p.[rows] ELSE 0 END), 0), "
             "COALESCE(SUM(a.[total_pages]), 0) * 8192 FROM sys.partitions AS p "
-            "INNER JOIN sys.allocation_units AS a ON a.[container_id] = p.[partition_id] WHERE p.[object_id] = OBJECT_ID(%s)"
+            "INNER JOIN sys.allocation_units AS a ON a.[container_id] = p.[partition_id] WHERE p.[object_id] = "
+            "OBJECT_ID(%s)"
         )
         entries, size = fetch(connection, sql, (self._t.replace("%%", "%"),))[0]
         return int(entries), int(size)
@@ -295,14 +300,15 @@ class SqlServerJournalSql(JournalSql):
         return int(fetch(connection, sql, (limit,))[0][0])
 
     def waiting(self, connection: Any, places: Sequence[IdColumn], ids: Sequence[uuid.UUID]) -> set[bytes]:
-        # Index: none, a queue's id has no index: a scan, of an operator's command. It waits for rows that are being claimed, which
-        # may be released.
+        # Index: none, a queue's id has no index: a scan, of an operator's command. It waits for rows that are being
+        # claimed, which may be released.
         parts, params = [], list[Any]()
         for table, column, where in places:
             conditions = "".join(f" AND q.{quote(one)} = %s" for one in where)
             parts.append(
                 f"SELECT q.{quote(column)} FROM {quote_table(table)} AS q "
-                f"INNER JOIN OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS k ON q.{quote(column)} = k.[id]{conditions}"
+                f"INNER JOIN OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS k ON q.{quote(column)} = "
+                f"k.[id]{conditions}"
             )
             params += [json_of([str(one) for one in ids]), *where.values()]
         return {guid(row[0]) for row in fetch(connection, " UNION ALL ".join(parts), params)}

@@ -1,6 +1,7 @@
 """SQL Server: claims under a limit and messages that are shared out, under an application lock of the transaction.
 
-A claim record is JSON of the stretches of a claim's seqs: ``[[7, 12], [20, 20]]``. As on PostgreSQL, claims lease concurrently.
+A claim record is JSON of the stretches of a claim's seqs: ``[[7, 12], [20, 20]]``. As on PostgreSQL, claims lease
+concurrently.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _PATIENCE_MS, _TIMED_OUT = 60_000, -1
 _NOTHING = KnownClaims(0, "[]", "[]")
 #: A slot is free this long after its lease has expired: an extension reads the clock before it changes the row.
 _MARGIN_MS = 100
-#: Slots that were reserved and not filled in for this many seconds are free: the claim has died, or will find its record gone.
+#: Slots that were reserved and not filled in for this many seconds are free: the claim has died, or will find its
+#: record gone.
 _PATIENCE = 5
 #: The number of records per batch.
 _WINDOW = 1_000
@@ -67,7 +69,8 @@ class QueueLock:
         self._label, self.resource = label, f"queueapp:{number & 0xFFFFFFFFFFFFFFFF:016x}"
 
     def take(self, connection: Any) -> None:
-        # No table: a lock by name, of the transaction, which is released with it. The procedure raises nothing when it is not granted.
+        # No table: a lock by name, of the transaction, which is released with it. The procedure raises nothing when it
+        # is not granted.
         sql = (
             "SET NOCOUNT ON; DECLARE @got int; EXEC @got = sp_getapplock @Resource = %s, @LockMode = 'Exclusive', "
             f"@LockOwner = 'Transaction', @LockTimeout = {_PATIENCE_MS}; SELECT @got"
@@ -123,8 +126,8 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
             return self.records.claim(connection, claim, values, ranges, limit, max_in_flight, known)
         with transaction.atomic(using=connection.alias, savepoint=False):
             self.lock(connection)
-            # Index: the filtered one on leased rows, by hint. Safe: under the lock no claim adds to it. No READPAST: a row that is
-            # being renewed or acked counts until that has committed.
+            # Index: the filtered one on leased rows, by hint. Safe: under the lock no claim adds to it. No READPAST: a
+            # row that is being renewed or acked counts until that has committed.
             sql = (
                 f"SELECT COUNT(*) FROM {self._q} AS q {self._by_leased_index} "
                 f"WHERE q.{self._c['lease_token']} IS NOT NULL{self._alive()}"
@@ -140,17 +143,19 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         self._lock.take(connection)
 
     def take_permits(self, connection: Any, permits: int, wanted: int, *, more: bool = False) -> int:
-        # No table: permit n of the queue is a lock by name, of the transaction. Starts at a random n, so that a queue with many permits
-        # is not tried from the first each time. Safe: a try never waits (a timeout of 0), and a lock that the transaction holds
-        # already is skipped.
+        # No table: permit n of the queue is a lock by name, of the transaction. Starts at a random n, so that a queue
+        # with many permits is not tried from the first each time. Safe: a try never waits (a timeout of 0), and a lock
+        # that the transaction holds already is skipped.
         sql = (
-            "SET NOCOUNT ON; DECLARE @most bigint = %s, @wanted bigint = %s, @got int = 0, @taken int = 0, @tried bigint = 0, "
+            "SET NOCOUNT ON; DECLARE @most bigint = %s, @wanted bigint = %s, @got int = 0, @taken int = 0, @tried "
+            "bigint = 0, "
             "@place bigint, @name nvarchar(255), @of nvarchar(200) = %s; "
             "SET @place = ABS(CAST(CHECKSUM(NEWID()) AS bigint)) %% @most; "
             "WHILE @tried < @most AND @taken < @wanted BEGIN "
             "SET @name = CONCAT(@of, ':', @place); "
             "IF APPLOCK_MODE('public', @name, 'Transaction') = 'NoLock' BEGIN "
-            "EXEC @got = sp_getapplock @Resource = @name, @LockMode = 'Exclusive', @LockOwner = 'Transaction', @LockTimeout = 0; "
+            "EXEC @got = sp_getapplock @Resource = @name, @LockMode = 'Exclusive', @LockOwner = 'Transaction', "
+            "@LockTimeout = 0; "
             "IF @got = 0 SET @taken = @taken + 1; END; "
             "SET @tried = @tried + 1; SET @place = (@place + 1) %% @most; END; SELECT @taken"
         )
@@ -163,7 +168,8 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         # Index: the filtered one on leased rows, by hint. Safe: as the count of a claim, which has to be exact.
         sql = (
             f"SELECT DISTINCT q.{c['lease_owner']}, q.{c['lease_token']}, "
-            f"COUNT(*) OVER (PARTITION BY q.{c['lease_owner']}, q.{c['lease_token']}) FROM {self._q} AS q {self._by_leased_index} "
+            f"COUNT(*) OVER (PARTITION BY q.{c['lease_owner']}, q.{c['lease_token']}) FROM {self._q} AS q "
+            f"{self._by_leased_index} "
             f"WHERE q.{c['lease_token']} IS NOT NULL{self._alive()}"
         )
         rows = fetch(connection, sql, ())
@@ -178,7 +184,8 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         c, done = self._c, 0
         # Index: the primary key, one seek a message (the loop join). Safe: the caller has locked them.
         sql = (
-            f"UPDATE q SET {c['lease_token']} = k.[owner], {c['lease_owner']} = k.[owner], {c['lease_expires']} = {LATER} "
+            f"UPDATE q SET {c['lease_token']} = k.[owner], {c['lease_owner']} = k.[owner], {c['lease_expires']} = "
+            f"{LATER} "
             "FROM OPENJSON(%s) WITH ([key] bigint '$[0]', [owner] uniqueidentifier '$[1]') AS k "
             f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key]"
         )
@@ -192,7 +199,8 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         c = self._c
         # Index: the filtered one on leased rows, by owner. Safe: LOOKING; the count is a hint only.
         sql = (
-            f"SELECT COUNT(*) FROM {self._q} AS q WITH ({self._leased_index}{LOOKING}) WHERE q.{c['lease_token']} IS NOT NULL "
+            f"SELECT COUNT(*) FROM {self._q} AS q WITH ({self._leased_index}{LOOKING}) WHERE q.{c['lease_token']} IS "
+            "NOT NULL "
             f"AND q.{c['lease_owner']} = %s AND q.{c['lease_token']} = %s{self._alive()}"
         )
         return int(fetch(connection, sql, (owner, owner))[0][0])
@@ -214,8 +222,8 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         keys = sorted(seq for (seq,) in fetch(connection, look, (min(limit, MAX_BATCH), owner, owner)))
         if not keys:
             return []
-        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again under the lock, so two receivers of one process
-        # take different rows.
+        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again under the lock, so two receivers
+        # of one process take different rows.
         take = (
             f"UPDATE q SET {c['lease_token']} = %s, {c['lease_expires']} = {until}, "
             f"{c['deliveries']} = q.{c['deliveries']} + 1 OUTPUT {returned.of('inserted')} "
@@ -227,8 +235,8 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
     def delete_sent(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
         c = self._c
         ours = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} <> %s"
-        # Index: the filtered one on leased rows, by hint, by owner, where it exists; otherwise a scan, once per dead subscriber. Safe:
-        # LOOKING; the rows found are taken below.
+        # Index: the filtered one on leased rows, by hint, by owner, where it exists; otherwise a scan, once per dead
+        # subscriber. Safe: LOOKING; the rows found are taken below.
         look = (
             f"SELECT TOP (%s) q.{c['seq']} FROM {self._q} AS q WITH ({self._leased_index}{LOOKING}) "
             f"WHERE q.{c['lease_token']} IS NOT NULL AND {ours} ORDER BY q.{c['seq']}"
@@ -267,7 +275,8 @@ class ClaimRecords(Statements):
         if record is None:
             return LimitedClaim([], True, known)
         with transaction.atomic(using=connection.alias, savepoint=False):
-            # Index: the primary key of the records. Safe: locked, it is not dropped as dead; if it was before, nothing is claimed.
+            # Index: the primary key of the records. Safe: locked, it is not dropped as dead; if it was before, nothing
+            # is claimed.
             sql = (
                 f"SELECT c.permits FROM {self._records} AS c WITH (UPDLOCK, ROWLOCK, READCOMMITTEDLOCK) "
                 "WHERE c.number = %s AND c.seqs IS NULL"
@@ -284,15 +293,18 @@ class ClaimRecords(Statements):
     ) -> tuple[int, int | None, KnownClaims]:
         """Reserve slots, under the lock: (free slots, the record, what the process may cache)."""
         columns = "c.number, c.permits, c.seqs"
-        # Index: that of the records on (queue, number), from the last known one. Safe: under the lock none is added, so none of a lower
-        # number can still appear. A record that is being filled in counts as before, or is waited for.
+        # Index: that of the records on (queue, number), from the last known one. Safe: under the lock none is added, so
+        # none of a lower number can still appear. A record that is being filled in counts as before, or is waited for.
         sql = f"SELECT {columns} FROM {self._records} AS c WHERE c.queue = {self._queue} AND c.number > %s"
         fresh = fetch(connection, sql, (known.upto,))
         if known.pending != "[]":
-            # Index: the primary key of the records. Safe: READPAST, so a record that is being filled in is not dropped as dead.
+            # Index: the primary key of the records. Safe: READPAST, so a record that is being filled in is not dropped
+            # as dead.
             gone = (
-                f"DELETE c FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN {self._records} AS c WITH ({TAKING}) "
-                f"ON c.number = k.[key] WHERE c.seqs IS NULL AND c.made_at < DATEADD(second, -{_PATIENCE}, SYSUTCDATETIME())"
+                f"DELETE c FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN {self._records} AS c WITH "
+                f"({TAKING}) "
+                f"ON c.number = k.[key] WHERE c.seqs IS NULL AND c.made_at < DATEADD(second, -{_PATIENCE}, "
+                "SYSUTCDATETIME())"
             )
             execute(connection, gone, (known.pending,))
             # Index: the primary key of the records. Safe: as above.
@@ -319,8 +331,8 @@ class ClaimRecords(Statements):
 
     def _in_flight(self, connection: Any, stretches: Sequence[Stretch]) -> list[int]:
         c = self._c
-        # Index: the primary key, one range a stretch (the loop join). Safe: READCOMMITTEDLOCK and no READPAST, so a row that is being
-        # renewed or acked counts until that has committed, under any READ_COMMITTED_SNAPSHOT setting.
+        # Index: the primary key, one range a stretch (the loop join). Safe: READCOMMITTEDLOCK and no READPAST, so a row
+        # that is being renewed or acked counts until that has committed, under any READ_COMMITTED_SNAPSHOT setting.
         sql = (
             f"SELECT q.{c['seq']} FROM {_STRETCHES} INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) "
             f"ON q.{c['seq']} BETWEEN l.[low] AND l.[high] WHERE q.{c['lease_owner']} IS NOT NULL "
@@ -357,10 +369,11 @@ class ClaimRecords(Statements):
             after, found = (found[0][0], found[1:]) if found else (0, [])
         if not found:
             return after
-        # Index: the primary key, one range a stretch (the loop join). Safe: a message that is leased again has a record of that claim,
-        # so a record with no leased message is obsolete; waits for rows that are being changed.
+        # Index: the primary key, one range a stretch (the loop join). Safe: a message that is leased again has a record
+        # of that claim, so a record with no leased message is obsolete; waits for rows that are being changed.
         sql = (
-            "SELECT DISTINCT l.[number] FROM OPENJSON(%s) WITH ([number] bigint '$[0]', [low] bigint '$[1]', [high] bigint '$[2]') "
+            "SELECT DISTINCT l.[number] FROM OPENJSON(%s) WITH ([number] bigint '$[0]', [low] bigint '$[1]', [high] "
+            "bigint '$[2]') "
             f"AS l INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) "
             f"ON q.{c['seq']} BETWEEN l.[low] AND l.[high] WHERE q.{c['lease_token']} IS NOT NULL"
         )
@@ -375,14 +388,17 @@ class ClaimRecords(Statements):
 
     def leases(self, connection: Any) -> list[Leased]:
         c = self._c
-        # Index: that of the records on (queue, number), and the primary key, one range a stretch. Safe: as the count of a claim.
+        # Index: that of the records on (queue, number), and the primary key, one range a stretch. Safe: as the count of
+        # a claim.
         sql = (
             "SELECT DISTINCT o.[owner], o.[token], COUNT(*) OVER (PARTITION BY o.[owner], o.[token]) "
             f"FROM (SELECT DISTINCT q.{c['seq']} AS [seq], q.{c['lease_owner']} AS [owner], "
             f"q.{c['lease_token']} AS [token] FROM {self._records} AS c "
             "CROSS APPLY OPENJSON(c.seqs) WITH ([low] bigint '$[0]', [high] bigint '$[1]') AS l "
-            f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) ON q.{c['seq']} BETWEEN l.[low] AND l.[high] "
-            f"WHERE c.queue = {self._queue} AND q.{c['lease_token']} IS NOT NULL AND q.{c['lease_owner']} IS NOT NULL{self._alive()}"
+            f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) ON q.{c['seq']} BETWEEN l.[low] AND "
+            "l.[high] "
+            f"WHERE c.queue = {self._queue} AND q.{c['lease_token']} IS NOT NULL AND q.{c['lease_owner']} IS NOT "
+            f"NULL{self._alive()}"
             ") AS o"
         )
         rows = fetch(connection, sql, ())

@@ -23,15 +23,15 @@ class SqlServerFailures(Statements, Failures):
 
     def lock(self, connection: Any, seq: int, token: uuid.UUID | None, wait_ms: int) -> Row | None:
         fence = f" AND q.{self._c['lease_token']} = %s" if token else ""
-        # Index: the primary key. Safe: the waiter queues on the row's lock, so a claim with READPAST cannot overtake it; the failed
-        # attempt is always counted, regardless of how many workers claim.
+        # Index: the primary key. Safe: the waiter queues on the row's lock, so a claim with READPAST cannot overtake
+        # it; the failed attempt is always counted, regardless of how many workers claim.
         sql = f"{self._locking()} WHERE q.{self._c['seq']} = %s{fence}"
         return self._as_row(fetch_within(connection, max(1, wait_ms), sql, (seq, token) if token else (seq,)))
 
     def rollback_and_lock(self, connection: Any, seq: int, wait_ms: int) -> Row | None:
-        # Index: the primary key. Safe: one batch, so the server does not wait for the client between the rollback and the lock. No
-        # parameters, because a batch with parameters may not change the number of open transactions; only two integers are
-        # written into the text.
+        # Index: the primary key. Safe: one batch, so the server does not wait for the client between the rollback and
+        # the lock. No parameters, because a batch with parameters may not change the number of open transactions; only
+        # two integers are written into the text.
         connection.needs_rollback = False  # this is the rollback, which Django's cursor would refuse to run
         return self._as_row(
             fetch_within(
@@ -78,23 +78,25 @@ class SqlServerFailures(Statements, Failures):
 
 
 class SqlServerMaintenance(Statements, Maintenance):
-    """Rows are looked for under LOOKING and taken by key under TAKING: no verb waits for a row, and none locks the table."""
+    """Rows are looked for under LOOKING and taken by key under TAKING: no verb waits for a row, and none locks the
+    table."""
 
     def _looked_for(self, condition: str) -> str:
-        # Index: the primary key, after the key in the last parameter. Safe: LOOKING; found here, taken by ``_take_keys``.
+        # Index: the primary key, after the key in the last parameter. Safe: LOOKING; found here, taken by
+        # ``_take_keys``.
         return (
             f"SELECT TOP (%s) q.{self._c['seq']} FROM {self._q} AS q WITH ({LOOKING}) "
             f"WHERE {condition} AND q.{self._c['seq']} > %s ORDER BY q.{self._c['seq']}"
         )
 
     def _by_key(self, condition: str) -> str:
-        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again under the lock; no row between the keys is
-        # locked, so ``MAX_BATCH`` bounds the locks and no statement locks the table.
+        # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again under the lock; no row between the
+        # keys is locked, so ``MAX_BATCH`` bounds the locks and no statement locks the table.
         return f"{KEYS} {self._q} AS q WITH ({TAKING}) ON q.{self._c['seq']} = k.[key] WHERE {condition}"
 
     def _take_keys(self, connection: Any, look: str, take: str, limit: int, of_condition: Sequence[Any]) -> int:
-        """Take the rows that ``look`` finds, in pieces, each after the last key of the piece before: a piece of which other sessions
-        took some rows is not the last one."""
+        """Take the rows that ``look`` finds, in pieces, each after the last key of the piece before: a piece of which
+        other sessions took some rows is not the last one."""
         done, after = 0, _BEFORE_ALL
         while done < limit:
             size = min(limit - done, MAX_BATCH)
@@ -123,7 +125,8 @@ class SqlServerMaintenance(Statements, Maintenance):
         )
         gone: list[Any] = []
         for by, over in looks:
-            # A leased message may still be acked: it is not deleted before its lease ends, unless the queue is configured so.
+            # A leased message may still be acked: it is not deleted before its lease ends, unless the queue is
+            # configured so.
             expired = over if self.table.expire_leased else f"{over} AND {self.unleased()}"
             # Index: the filtered one on expires, or the one on enqueued_at. Safe: LOOKING.
             look = (
@@ -152,8 +155,8 @@ class SqlServerMaintenance(Statements, Maintenance):
         # A message that was shared out and never taken up was not counted.
         counted = "1" if self.table.lease_index is None else f"IIF({c['lease_token']} = {c['lease_owner']}, 0, 1)"
         uncount = "" if started else f", {c['deliveries']} = {c['deliveries']} - {counted}"
-        # The look scans the primary key, once per dead subscriber, in the maintenance process. A row that another session took in
-        # between has another owner.
+        # The look scans the primary key, once per dead subscriber, in the maintenance process. A row that another
+        # session took in between has another owner.
         owned = f"q.{c['lease_owner']} = %s"
         take = f"UPDATE q {self._unlease()}{uncount} {self._by_key(owned)}"
         return self._take_keys(connection, self._looked_for(owned), take, limit, (owner,))
@@ -167,7 +170,8 @@ class SqlServerMaintenance(Statements, Maintenance):
         wanted = recipients if addressed else [""]
         sides = [(name, *side) for side in ((highest + 1, 2**15 - 1, highest), (-(2**15), -1, 0)) for name in wanted]
         named = f"q.{self._c['recipient']} = %s AND " if addressed else ""
-        # Index: the claim index, by hint, one seek a side: normally nothing lies there. Safe: LOOKING; the result is a hint only.
+        # Index: the claim index, by hint, one seek a side: normally nothing lies there. Safe: LOOKING; the result is a
+        # hint only.
         sql = (
             f"SELECT l.[n] FROM {_SIDES} WHERE EXISTS (SELECT 1 FROM {self._q} AS q WITH ({self._index}{LOOKING}) "
             f"WHERE {named.replace('%s', 'l.[recipient]')}q.{priority} BETWEEN l.[low] AND l.[high] AND {self.free()}) "
@@ -188,8 +192,8 @@ class SqlServerMaintenance(Statements, Maintenance):
                 f"WHERE {side} ORDER BY q.{priority}, {self._seq}"
             )
             keys = [seq for (seq,) in fetch(connection, sql, (remaining, *of_side))]
-            # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again; the rows were available and stay so, in
-            # their position.
+            # Index: the primary key, one seek a key (KEYS). Safe: TAKING, checking again; the rows were available and
+            # stay so, in their position.
             sql = (
                 f"UPDATE q SET {priority} = CAST(%s AS smallint) OUTPUT deleted.{priority} "
                 f"{KEYS} {self._q} AS q WITH ({TAKING}) ON {self._seq} = k.[key] WHERE {side}"
@@ -211,8 +215,8 @@ class SqlServerUnevaluated(Statements, Unevaluated):
     """Pending messages are found by the filtered index on them."""
 
     def lock(self, connection: Any, limit: int) -> list[Row]:
-        # Index: the filtered one on pending messages. Safe: TAKING waits for no row, so several evaluators share the work; fewer rows
-        # than escalate to a table lock.
+        # Index: the filtered one on pending messages. Safe: TAKING waits for no row, so several evaluators share the
+        # work; fewer rows than escalate to a table lock.
         sql = (
             f"SELECT TOP (%s) {self._row.of('q')} FROM {self._q} AS q WITH ({TAKING}) "
             f"WHERE {unevaluated(self._c)} ORDER BY q.{self._c['seq']}"
@@ -227,8 +231,8 @@ class SqlServerUnevaluated(Statements, Unevaluated):
         used = [(name, kind, list(values)) for name, kind, values in given if values is not None]
         fields = ["[seq] bigint '$[0]'", *(f"[{name}] {kind} '$[{n}]'" for n, (name, kind, _) in enumerate(used, 1))]
         setting = ", ".join([f"{c['lease_expires']} = NULL", *(f"{c[name]} = k.[{name}]" for name, _, _ in used)])
-        # Index: the primary key, one seek a key (the loop join). Safe: the caller holds the locks from ``lock``; checked again
-        # nevertheless.
+        # Index: the primary key, one seek a key (the loop join). Safe: the caller holds the locks from ``lock``;
+        # checked again nevertheless.
         sql = (
             f"UPDATE q SET {setting} FROM OPENJSON(%s) WITH ({', '.join(fields)}) AS k "
             f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[seq] WHERE {unevaluated(c)}"

@@ -1,9 +1,9 @@
 """SQL Server: notifications by Service Broker.
 
-A broker queue delivers each message to one reader, and a notification is for all. So every listener has a conversation of its own, both
-ends of which are in one queue: ``queueapp_wake`` sends on each, and a listener waits for its own with WAITFOR (RECEIVE …). The
-statements are procedures that run as their owner: callers need EXECUTE and no privilege on queue, service or catalog. A conversation
-that is not renewed expires, and the next listener removes it.
+A broker queue delivers each message to one reader, and a notification is for all. So every listener has a conversation
+of its own, both ends of which are in one queue: ``queueapp_wake`` sends on each, and a listener waits for its own with
+WAITFOR (RECEIVE …). The statements are procedures that run as their owner: callers need EXECUTE and no privilege on
+queue, service or catalog. A conversation that is not renewed expires, and the next listener removes it.
 
 Written from the documentation: it has not been run on a server with Service Broker yet (docs/sqlserver.md).
 """
@@ -23,8 +23,8 @@ from ..notifications import ListenerConnection, Notifications, NotificationsUnav
 from .errors import error_kind
 from .session import execute, fetch
 
-#: Seconds after which the server ends a conversation, and after which its listener begins another. Messages for a dead listener
-#: stay in the queue until then.
+#: Seconds after which the server ends a conversation, and after which its listener begins another. Messages for a dead
+#: listener stay in the queue until then.
 LIFETIME = 600
 _RENEWED = 200.0
 #: Milliseconds of one wait: a listener stops after at most this time.
@@ -41,8 +41,8 @@ SCRIPT = {
     # Five rollbacks in a row, which a killed reader can cause, would disable the queue.
     "queue": "CREATE QUEUE [queueapp_wakeups] WITH STATUS = ON, RETENTION = OFF, POISON_MESSAGE_HANDLING (STATUS = OFF)",
     "service": "CREATE SERVICE [queueapp_wakeups] ON QUEUE [queueapp_wakeups] ([DEFAULT])",
-    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same listener. A listener
-    # that ends meanwhile is skipped.
+    # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same
+    # listener. A listener that ends meanwhile is skipped.
     "queueapp_wake": f"""CREATE PROCEDURE [queueapp_wake] @payload nvarchar(400) WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
@@ -65,8 +65,8 @@ BEGIN
     CLOSE listeners;
     DEALLOCATE listeners;
 END""",
-    # Index: none, the catalog. Safe: only ended conversations are removed, by the first listener. The first message creates the
-    # other end, in the same transaction, because both are in one database.
+    # Index: none, the catalog. Safe: only ended conversations are removed, by the first listener. The first message
+    # creates the other end, in the same transaction, because both are in one database.
     "queueapp_listen": f"""CREATE PROCEDURE [queueapp_listen] WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
@@ -96,8 +96,8 @@ BEGIN
         FROM sys.conversation_endpoints AS t INNER JOIN sys.conversation_endpoints AS h
         ON h.[conversation_id] = t.[conversation_id] AND h.[is_initiator] = 0 WHERE t.[conversation_handle] = @sender;
 END""",
-    # Index: the queue's own on its conversations. Safe: each listener receives from its own conversation only, and commits what
-    # it has received at once; a notification that is lost with its connection costs a peek delay.
+    # Index: the queue's own on its conversations. Safe: each listener receives from its own conversation only, and
+    # commits what it has received at once; a notification that is lost with its connection costs a peek delay.
     "queueapp_hear": f"""CREATE PROCEDURE [queueapp_hear] @receiver uniqueidentifier WITH EXECUTE AS OWNER AS
 BEGIN
     SET NOCOUNT ON;
@@ -127,8 +127,8 @@ _MAKE = (
     "ALTER ON SCHEMA to the user that runs it; then GRANT EXECUTE as docs/privileges.md says"
 )
 
-# Index: none, the catalog. Safe: the batch that notifies checks whether the procedure exists. OBJECT_ID is NULL also for a user who
-# may not execute it.
+# Index: none, the catalog. Safe: the batch that notifies checks whether the procedure exists. OBJECT_ID is NULL also
+# for a user who may not execute it.
 _NOTIFY = (
     "DECLARE @there int = (SELECT OBJECT_ID(N'queueapp_wake', N'P') FROM sys.databases AS d "
     "WHERE d.[name] = DB_NAME() AND d.[is_broker_enabled] = 1); "

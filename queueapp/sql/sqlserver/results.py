@@ -54,8 +54,8 @@ class SqlServerTaskResults(Statements, TaskResults):
     ) -> list[int]:
         c = self._c
         returned = ", ".join(f"deleted.{c[name]}" for name in ("seq", "id", "headers", "body", "enqueued_at"))
-        # Index: the primary key, one seek a key (KEYS), ascending, so two acks never lock rows in opposite orders. Safe: the token
-        # fences, a stale one changes nothing.
+        # Index: the primary key, one seek a key (KEYS), ascending, so two acks never lock rows in opposite orders.
+        # Safe: the token fences, a stale one changes nothing.
         hint = "ROWLOCK" if wait_ms is None else TAKING
         sql = (
             f"DELETE q OUTPUT {returned} {KEYS} {self._q} AS q WITH ({hint}) ON q.{c['seq']} = k.[key] "
@@ -82,8 +82,8 @@ class SqlServerTaskResults(Statements, TaskResults):
         table = quote_table(results)
         values = [[n, *(in_json(getattr(outcome, name)) for name in _TYPES)] for n, outcome in enumerate(outcomes)]
         given = Json(json.dumps(values, separators=(",", ":")))
-        # Index: the primary key. Safe: KEEPING, so of two transactions that store the same one the second waits and then overwrites
-        # it.
+        # Index: the primary key. Safe: KEEPING, so of two transactions that store the same one the second waits and
+        # then overwrites it.
         values = ", ".join(f"[{name}] = {value}" for name, value in _VALUES.items())
         execute(
             connection,
@@ -125,8 +125,8 @@ class SqlServerCeleryResults(CeleryResults):
         given = Json(json.dumps({name: getattr(state, name) for name in _CELERY_TYPES}))
         done = "SYSUTCDATETIME()" if state.done else "NULL"
         later, later_values = _later(state.expires_ms)
-        # Index: the unique one on the task's id. Safe: KEEPING, to the end of the transaction. Without one somebody may insert it
-        # between the two statements: then it is changed after all.
+        # Index: the unique one on the task's id. Safe: KEEPING, to the end of the transaction. Without one somebody may
+        # insert it between the two statements: then it is changed after all.
         update = (
             f"UPDATE r SET {_CELERY_OVER}, [date_done] = {done}, [expires_at] = {later} FROM {_CELERY_GIVEN} "
             f"INNER JOIN {table} AS r WITH ({KEEPING}) ON r.[task_id] = %s WHERE r.[status] <> N'SUCCESS'"
@@ -136,9 +136,12 @@ class SqlServerCeleryResults(CeleryResults):
             return True
         # Index: the same. Safe: the same.
         insert = (
-            f"INSERT INTO {table} ([task_id], {', '.join(f'[{name}]' for name in _CELERY_TYPES)}, [created_at], [date_done], "
-            f"[expires_at]) SELECT %s, {', '.join(f's.[{name}]' for name in _CELERY_TYPES)}, SYSUTCDATETIME(), {done}, {later} "
-            f"FROM {_CELERY_GIVEN} WHERE NOT EXISTS (SELECT 1 FROM {table} AS r WITH ({KEEPING}) WHERE r.[task_id] = %s)"
+            f"INSERT INTO {table} ([task_id], {', '.join(f'[{name}]' for name in _CELERY_TYPES)}, [created_at], "
+            "[date_done], "
+            f"[expires_at]) SELECT %s, {', '.join(f's.[{name}]' for name in _CELERY_TYPES)}, SYSUTCDATETIME(), {done}, "
+            f"{later} "
+            f"FROM {_CELERY_GIVEN} WHERE NOT EXISTS (SELECT 1 FROM {table} AS r WITH ({KEEPING}) WHERE r.[task_id] = "
+            "%s)"
         )
         if execute(connection, insert, (state.task_id, *changed)):
             return True

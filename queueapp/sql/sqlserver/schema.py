@@ -1,4 +1,5 @@
-"""SQL Server: computed columns and index options of a table, its indexes, settings, privileges, and the migration lock."""
+"""SQL Server: computed columns and index options of a table, its indexes, settings, privileges, and the migration
+lock."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ _SEQUENTIAL = "OPTIMIZE_FOR_SEQUENTIAL_KEY"
 
 
 class SqlServerSchema(Schema):
-    """Options are those of the primary key, which is the table. Privileges are those of the session's present user (``EXECUTE AS``),
-    including the roles that it is a member of."""
+    """Options are those of the primary key, which is the table. Privileges are those of the session's present user
+    (``EXECUTE AS``), including the roles that it is a member of."""
 
     names_indexes = True
 
@@ -40,8 +41,8 @@ class SqlServerSchema(Schema):
         return ", ".join(f"[{name}] AS {expression}" for name, expression in computed.items())
 
     def options_after_create(self, schema_editor: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> str:
-        # A fill factor applies to rebuilds, so the empty table is rebuilt. Full pages: messages are appended, and a lease makes no row
-        # longer, since its columns have a fixed width; the server's default may differ.
+        # A fill factor applies to rebuilds, so the empty table is rebuilt. Full pages: messages are appended, and a
+        # lease makes no row longer, since its columns have a fixed width; the server's default may differ.
         sequential = f", {_SEQUENTIAL} = ON" if _knows_sequential(schema_editor.connection) else ""
         return f"ALTER INDEX ALL ON {schema_editor.quote_name(table)} REBUILD WITH (FILLFACTOR = 100{sequential})"
 
@@ -90,9 +91,11 @@ class SqlServerSchema(Schema):
         return found
 
     def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
-        # Catalog only. A disabled index may not be named in a hint (315), and a filtered one does not serve any claim (8622).
+        # Catalog only. A disabled index may not be named in a hint (315), and a filtered one does not serve any claim
+        # (8622).
         sql = (
-            "SELECT i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int) FROM sys.indexes AS i "
+            "SELECT i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int) FROM sys.indexes AS "
+            "i "
             "INNER JOIN sys.index_columns AS ic ON ic.[object_id] = i.[object_id] AND ic.[index_id] = i.[index_id] "
             "INNER JOIN sys.columns AS c ON c.[object_id] = ic.[object_id] AND c.[column_id] = ic.[column_id] "
             "WHERE i.[object_id] = OBJECT_ID(%s) AND ic.[key_ordinal] > 0 ORDER BY i.[index_id], ic.[key_ordinal]"
@@ -108,8 +111,8 @@ class SqlServerSchema(Schema):
         return f"EXEC sp_rename {_literal(path)}, {_literal(new)}, N'INDEX'"
 
     def create_row_version_index(self, schema_editor: Any, table: str) -> str:
-        # On a computed column that is an alias: deterministic and precise, so it need not be persisted. Safe: no claim of
-        # ours names the index, and ORDER BY RowVersion is planned over the clustered key as before.
+        # On a computed column that is an alias: deterministic and precise, so it need not be persisted. Safe: no claim
+        # of ours names the index, and ORDER BY RowVersion is planned over the clustered key as before.
         return f"CREATE NONCLUSTERED INDEX [Index_RowVersion] ON {schema_editor.quote_name(table)} ([RowVersion])"
 
     def drop_row_version_index(self, schema_editor: Any, table: str) -> str:
@@ -135,7 +138,8 @@ class SqlServerSchema(Schema):
             return [SettingAdvice("READ_COMMITTED_SNAPSHOT is on", "")]
         return [
             SettingAdvice(
-                "READ_COMMITTED_SNAPSHOT is off: what your own code reads of a queue's table, or of tables that handlers write, "
+                "READ_COMMITTED_SNAPSHOT is off: what your own code reads of a queue's table, or of tables that "
+                "handlers write, "
                 "waits behind open transactions, of TRANSACTIONAL handlers too",
                 "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE; or read with "
                 "queueapp.sql.nonblocking(). Queues work either way.",
@@ -143,8 +147,9 @@ class SqlServerSchema(Schema):
         ]
 
     def lock_migrations(self, connection: Any) -> None:
-        # A lock by name, of the session: it is freed when that ends, however it ends. sp_getapplock raises nothing when it
-        # does not get it, it answers so. In rounds, because a statement may last no longer than the driver's query_timeout.
+        # A lock by name, of the session: it is freed when that ends, however it ends. sp_getapplock raises nothing when
+        # it does not get it, it answers so. In rounds, because a statement may last no longer than the driver's
+        # query_timeout.
         sql = (
             "SET NOCOUNT ON; DECLARE @got int; EXEC @got = sp_getapplock @Resource = %s, @LockMode = 'Exclusive', "
             f"@LockOwner = 'Session', @LockTimeout = {_ROUND_MS}; SELECT @got"
@@ -163,8 +168,8 @@ class SqlServerSchema(Schema):
     def missing_privileges(self, connection: Any, table: str, privileges: Sequence[str]) -> list[str]:
         name = quote_table(table).replace("%%", "%")
         asked = ", ".join(["(%s)"] * len(privileges))
-        # Catalog only: the table by its name, then its columns. A user without any privilege on a table does not see it:
-        # HAS_PERMS_BY_NAME is NULL then, and OBJECT_ID as well.
+        # Catalog only: the table by its name, then its columns. A user without any privilege on a table does not see
+        # it: HAS_PERMS_BY_NAME is NULL then, and OBJECT_ID as well.
         sql = (
             f"SELECT r.[name] FROM (VALUES {asked}) AS r([name]) "
             "WHERE COALESCE(HAS_PERMS_BY_NAME(%s, 'OBJECT', r.[name]), 0) = 0 AND NOT EXISTS "

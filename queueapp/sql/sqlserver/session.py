@@ -115,7 +115,8 @@ def fetch_within(connection: Any, wait_ms: int, select: str, params: Sequence[An
     SQLSTATE of its own. SET ends with a parametrised batch; in a plain one every way out leads over a second SET.
     """
     sql = (
-        f"{first}SET LOCK_TIMEOUT {min(int(wait_ms), _LONGEST_WAIT_MS)}; BEGIN TRY {select}; END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
+        f"{first}SET LOCK_TIMEOUT {min(int(wait_ms), _LONGEST_WAIT_MS)}; BEGIN TRY {select}; END TRY BEGIN CATCH SET "
+        "LOCK_TIMEOUT -1; "
         f"IF ERROR_NUMBER() <> {LOCK_TIMEOUT} BEGIN; THROW; END; SELECT {LOCK_TIMEOUT} AS [{_MARK}]; END CATCH; "
         f"SET LOCK_TIMEOUT -1"
     )

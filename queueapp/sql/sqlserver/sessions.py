@@ -1,4 +1,5 @@
-"""SQL Server: the state of a session, lock timeouts and connection options. The drivers know only their own mode; the rest is queried."""
+"""SQL Server: the state of a session, lock timeouts and connection options. The drivers know only their own mode; the
+rest is queried."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ..sessions import Sessions, SessionState
 from .errors import error_kind
 from .session import execute
 
-#: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not end
-#: before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
+#: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not
+#: end before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
 _NO_STATEMENT = re.compile(
     r"--[^\n]*|/\*.*?(?:\*/|\Z)|N?'(?P<literal>[^']*)(?:'|\Z)|\[(?P<name>[^]]*)(?:\]|\Z)|\"(?P<quoted>[^\"]*)(?:\"|\Z)",
     re.IGNORECASE | re.DOTALL,
@@ -25,8 +26,8 @@ _PROCEDURES = frozenset({"sp_set_session_context", "sp_setapprole", "sp_getapplo
 #: One of these is in a text that holds another statement.
 _ANOTHER = (";", "SET", "set", "Set", "#", "EXEC", "exec", "Exec", "USE ", "use ", "REVERT", "revert")
 #: Statements of which something outlives their transaction: options, another database or user, locks and tables of the
-#: session. T-SQL needs nothing between two statements, so options are known by their names. Not those that mssql-django sets
-#: around a statement (NOCOUNT, IDENTITY_INSERT).
+#: session. T-SQL needs nothing between two statements, so options are known by their names. Not those that mssql-django
+#: sets around a statement (NOCOUNT, IDENTITY_INSERT).
 _CHANGES_SESSION = re.compile(
     r"\bSET\s+(?:ROWCOUNT|TEXTSIZE|LOCK_TIMEOUT|DEADLOCK_PRIORITY|XACT_ABORT|IMPLICIT_TRANSACTIONS|TRANSACTION\s+ISOLATION"
     r"|LANGUAGE|DATEFORMAT|DATEFIRST|CONTEXT_INFO|CURSOR_CLOSE_ON_COMMIT|ANSI_\w+|QUOTED_IDENTIFIER|ARITHABORT|ARITHIGNORE"
@@ -80,8 +81,8 @@ class SqlServerSessions(Sessions):
         return None
 
     def may_be_another_transaction(self, connection: Any, mark: Any) -> bool:
-        # A deadlock, and any error under XACT_ABORT, ends the transaction, and the next statement begins another. Not seen:
-        # an error that Django does not flag (IntegrityError, DataError), and a ROLLBACK without an error.
+        # A deadlock, and any error under XACT_ABORT, ends the transaction, and the next statement begins another. Not
+        # seen: an error that Django does not flag (IntegrityError, DataError), and a ROLLBACK without an error.
         return bool(connection.errors_occurred)
 
     def may_be_multiple(self, sql: str) -> bool:
@@ -109,8 +110,8 @@ class SqlServerSessions(Sessions):
         return {}  # the server keeps plans by text
 
     def name_statements(self, connection: Any) -> None:
-        """Nothing to do: the drivers prepare by numbers that belong to one cursor, and no pooler passes a session of SQL Server to
-        another process."""
+        """Nothing to do: the drivers prepare by numbers that belong to one cursor, and no pooler passes a session of
+        SQL Server to another process."""
 
     def watch_client(self, connection: Any, seconds: float) -> None:
         """Nothing to set: SQL Server sends keepalives, and rolls back the transaction of a lost client."""

@@ -91,8 +91,8 @@ class SqlServerSparkSql(SparkSql):
 
     def move(self, name: StagingName, attributes: Sequence[str], constants: Sequence[str], lifetime: bool) -> str:
         # Index: none, a scan and sort of the staging table; identity values of INSERT … SELECT … ORDER BY are assigned
-        # in that order. Safe: the staging table is known to this task only. More than about 5,000 rows escalate to a table lock
-        # on the queue until the commit: receivers wait (they do not fail); "atomic" cannot be had for less.
+        # in that order. Safe: the staging table is known to this task only. More than about 5,000 rows escalate to a
+        # table lock on the queue until the commit: receivers wait (they do not fail); "atomic" cannot be had for less.
         plain = [attribute for attribute in attributes if attribute != "expires"]
         targets = [self._q[attribute] for attribute in plain]
         values = [

@@ -279,7 +279,7 @@ def pages_read(sql: Any, connection: Any, ranges: list[SeqRange]) -> int:
     statement = sql.claims._statements[Where.SEVERAL][1]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
-        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", sql._range_params(ranges, 10))
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", sql.claims.range_params(ranges, 10))
         found = cursor.fetchone()[0]
         plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
         transaction.set_rollback(True)

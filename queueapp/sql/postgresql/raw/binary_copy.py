@@ -1,7 +1,8 @@
 """Bulk inserts by binary COPY, with rows packed here.
 
-psycopg's ``write_row`` dumps each value separately, 1 µs a row; packing whole runs takes a third of that: 268,000 rows a second, where
-``executemany`` inserts 132,000. The format is PostgreSQL's COPY BINARY: int16 field count, then int32 length and bytes.
+psycopg's ``write_row`` dumps each value separately, 1 µs a row; packing whole runs takes a third of that: 268,000 rows
+a second, where ``executemany`` inserts 132,000. The format is PostgreSQL's COPY BINARY: int16 field count, then int32
+length and bytes.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ def copy_runs(
     undisturbed: bool = False,
     priority64: bool = False,
 ) -> int:
-    """COPY the messages into a table in the caller's transaction; returns how many. ``priority64``: its priority has 64 bits.
+    """COPY the messages into a table in the caller's transaction; returns how many. ``priority64``: its priority has 64
+    bits.
 
-    While a COPY is open the connection can run nothing else, and the iterator may be a queryset on that connection: so rows are
-    drawn first and then written, a few megabytes at a time. ``undisturbed``: drawing does not use the connection; then the
-    server stores rows while the next ones are packed.
+    While a COPY is open the connection can run nothing else, and the iterator may be a queryset on that connection: so
+    rows are drawn first and then written, a few megabytes at a time. ``undisturbed``: drawing does not use the
+    connection; then the server stores rows while the next ones are packed.
     """
     iterator = iter(runs)
     at_once = 1 if undisturbed else _ROWS_PER_COPY
@@ -87,8 +89,8 @@ def _named(runs: list[Run], columns: dict[str, str], filled: Iterable[str]) -> l
 
 @lru_cache(maxsize=256)
 def _row_of(headers_length: int) -> Callable[[bytes, bytes, bytes, int], bytes]:
-    """Packs the part of a row before the body: field count and length of the id, the id, headers with their length, and the
-    length of the body. (Big-endian formats have no padding.)"""
+    """Packs the part of a row before the body: field count and length of the id, the id, headers with their length, and
+    the length of the body. (Big-endian formats have no padding.)"""
     return struct.Struct(f">6s16s{headers_length}si").pack
 
 

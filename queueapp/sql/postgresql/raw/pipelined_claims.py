@@ -1,5 +1,5 @@
-"""Claims as raw statements: a claim by lease, and claims that open their transaction, sent together with BEGIN or with COMMIT and
-BEGIN."""
+"""Claims as raw statements: a claim by lease, and claims that open their transaction, sent together with BEGIN or with
+COMMIT and BEGIN."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ...claims import SeqRange
 from .plan_guard import PlanGuard
 from .raw_statement import BIGINT, UUID, OpeningQuery, RawStatement, count_params, pack_params
 
-#: The number of consecutive successful single claims of this process after which they are planned once (see ``SingleClaims``).
+#: The number of consecutive successful single claims of this process after which they are planned once (see
+#: ``SingleClaims``).
 PLAN_ONCE_AFTER = 1000
 
 
 class LeaseClaim:
-    """The claim by lease ahead of the low-water mark of a plain queue. Through psycopg's cursor the first claim after idling, with cold
-    caches, takes longer (1.17 ms against 1.10 ms, of which the server and its disk take 0.9)."""
+    """The claim by lease ahead of the low-water mark of a plain queue. Through psycopg's cursor the first claim after
+    idling, with cold caches, takes longer (1.17 ms against 1.10 ms, of which the server and its disk take 0.9)."""
 
     __slots__ = ("_statement",)
 
@@ -49,13 +50,13 @@ class OpeningClaim:
 class SingleClaims:
     """Claims of one message in a transaction of its own, and how many were made in a row.
 
-    Planning such a claim takes the server 80 µs of 220. A session switches to a generic plan when that looks no dearer, which in
-    a large table never happens with the limit as a parameter: the planner assumes a tenth of the rows. With the limit in the text
-    it happens from the sixth execution on. But a generic plan that was made while the queue was nearly empty reads all of it and
-    sorts, and is kept when thousands of messages arrive. So that statement is used, and hence planned, only after many claims in a
-    row: their pages, dead ones included, mostly make the index the cheaper way. Where they do not (forty messages at a time,
-    frequent vacuum) claims become slow with the backlog, and ``PlanGuard`` notices: they are planned each time again while its
-    ``RESTRAIN_S`` lasts.
+    Planning such a claim takes the server 80 µs of 220. A session switches to a generic plan when that looks no dearer,
+    which in a large table never happens with the limit as a parameter: the planner assumes a tenth of the rows. With
+    the limit in the text it happens from the sixth execution on. But a generic plan that was made while the queue was
+    nearly empty reads all of it and sorts, and is kept when thousands of messages arrive. So that statement is used,
+    and hence planned, only after many claims in a row: their pages, dead ones included, mostly make the index the
+    cheaper way. Where they do not (forty messages at a time, frequent vacuum) claims become slow with the backlog, and
+    ``PlanGuard`` notices: they are planned each time again while its ``RESTRAIN_S`` lasts.
     """
 
     __slots__ = ("_count", "_each_time", "_once")

@@ -1,20 +1,22 @@
 """Keeps the planner from sorting, or reading a table whole, where an index gives the order.
 
-A claim is a LIMIT over an index: its cost is that of the rows it takes. A table whose last VACUUM or ANALYZE found no rows in many
-pages (a queue that was just drained, or one whose dead rows an old snapshot keeps) is empty to the planner, regardless of how many
-rows came since. It expects one row, and estimates reading "all of them" and sorting below walking down the index: each claim reads
-the whole backlog until a vacuum runs (observed: 100,000 messages in 3.7 s instead of 0.7 s; with a million a claim would take half a
-second). PostgreSQL has no hints; ``enable_sort`` for one statement is one. It turns one statement into two, so it is used only while
-the plan would sort. The plan is checked when a statement was slow, once a second at most, and every ten seconds while it is
-restrained. The generic plan that a session keeps of a prepared statement is checked as well: it ignores ``enable_sort`` (observed:
-20,000 rows read for each peek at ten, after a queue had been idle), and one that was made while the table had few pages reads all of
-it even without a sort (observed: 51 ms for each claim of one out of 300,000).
+A claim is a LIMIT over an index: its cost is that of the rows it takes. A table whose last VACUUM or ANALYZE found no
+rows in many pages (a queue that was just drained, or one whose dead rows an old snapshot keeps) is empty to the
+planner, regardless of how many rows came since. It expects one row, and estimates reading "all of them" and sorting
+below walking down the index: each claim reads the whole backlog until a vacuum runs (observed: 100,000 messages in 3.7
+s instead of 0.7 s; with a million a claim would take half a second). PostgreSQL has no hints; ``enable_sort`` for one
+statement is one. It turns one statement into two, so it is used only while the plan would sort. The plan is checked
+when a statement was slow, once a second at most, and every ten seconds while it is restrained. The generic plan that a
+session keeps of a prepared statement is checked as well: it ignores ``enable_sort`` (observed: 20,000 rows read for
+each peek at ten, after a queue had been idle), and one that was made while the table had few pages reads all of it even
+without a sort (observed: 51 ms for each claim of one out of 300,000).
 
-The last is true for statements that find rows by key as well, where nothing is sorted (observed: 12 ms for each ack out of 100,000, in
-sessions that were open while the queue was nearly empty): ``fetch_by_key`` and ``execute_by_key``.
+The last is true for statements that find rows by key as well, where nothing is sorted (observed: 12 ms for each ack out
+of 100,000, in sessions that were open while the queue was nearly empty): ``fetch_by_key`` and ``execute_by_key``.
 
-A restrained statement is planned without sorting or sequential scans in one round trip: the settings are sent and reset with it. It
-is prepared under a text of its own, so its plan was made under those settings and is remade under them: that plan may be kept.
+A restrained statement is planned without sorting or sequential scans in one round trip: the settings are sent and reset
+with it. It is prepared under a text of its own, so its plan was made under those settings and is remade under them:
+that plan may be kept.
 """
 
 from __future__ import annotations
@@ -44,29 +46,30 @@ _T = TypeVar("_T")
 #: A function that runs a statement on a connection with these parameters.
 _Run = Callable[[Any, str, Sequence[Any]], _T]
 
-#: Reading and sorting this many bytes takes less time (0.1 ms for 64 pages) than the restraint (0.2 ms): any plan is fine there. A
-#: nearly empty queue is rightly read whole by each of its claims: 1.14 ms from idle, 1.38 ms restrained.
+#: Reading and sorting this many bytes takes less time (0.1 ms for 64 pages) than the restraint (0.2 ms): any plan is
+#: fine there. A nearly empty queue is rightly read whole by each of its claims: 1.14 ms from idle, 1.38 ms restrained.
 SMALL = 64 * 8192
 
 #: A statement that took longer, in seconds, may have sorted: 3,000 rows are sorted in this time.
 SLOW = 0.002
 #: Seconds between two checks of a plan, which take the server 0.3 ms.
 CHECK_EVERY = 1.0
-#: The same while it takes at most twice as long as when a check found nothing: the few statements of an idle process are slow because
-#: of cold caches (3 ms), and a third of its statements were such checks.
+#: The same while it takes at most twice as long as when a check found nothing: the few statements of an idle process
+#: are slow because of cold caches (3 ms), and a third of its statements were such checks.
 CHECK_HARMLESS_EVERY = 10.0
-#: The same while a statement is restrained. A longer restraint costs little, and a statement that runs once a second (the peek at an
-#: idle queue: to the planner an empty table is sorted as soon as it is read) would be checked each time. Where only the generic
-#: plan of one session sorts, the others would report that nothing does.
+#: The same while a statement is restrained. A longer restraint costs little, and a statement that runs once a second
+#: (the peek at an idle queue: to the planner an empty table is sorted as soon as it is read) would be checked each
+#: time. Where only the generic plan of one session sorts, the others would report that nothing does.
 CHECK_SORTING_EVERY = 10.0
-#: A statement stays restrained this many seconds after its last plan that sorted. Under old snapshots each vacuum, every few seconds,
-#: changes the planner's estimates, and finding out costs each receiver a read of the backlog; the restraint costs 0.2 ms.
+#: A statement stays restrained this many seconds after its last plan that sorted. Under old snapshots each vacuum,
+#: every few seconds, changes the planner's estimates, and finding out costs each receiver a read of the backlog; the
+#: restraint costs 0.2 ms.
 RESTRAIN_S = 60.0
 
 
 class PlanGuard:
-    """Runs statements as they are or restrained, by what this process has seen of their plans. Shared by threads without a lock:
-    a lost update costs at most a second check."""
+    """Runs statements as they are or restrained, by what this process has seen of their plans. Shared by threads
+    without a lock: a lost update costs at most a second check."""
 
     __slots__ = ("_check_at", "_harmless", "_restrained_until", "_sorting")
 
@@ -92,8 +95,8 @@ class PlanGuard:
         return sql in self._sorting or monotonic() < self._restrained_until.get(sql, 0.0)
 
     def sorted_lately(self, sql: str) -> bool:
-        """The same for a statement that is not run meanwhile, so that its plan is not checked: after ``RESTRAIN_S`` it may be
-        tried again."""
+        """The same for a statement that is not run meanwhile, so that its plan is not checked: after ``RESTRAIN_S`` it
+        may be tried again."""
         return sql in self._sorting and monotonic() < self._restrained_until.get(sql, 0.0)
 
     def fetch(self, connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
@@ -165,8 +168,8 @@ class PlanGuard:
 
 @contextmanager
 def _safe_cursor(raw: psycopg.Connection[Any]) -> Iterator[psycopg.Cursor[Any]]:
-    """A cursor for checks. A refused check (timeout, privilege, cancel) does not break an open transaction: psycopg's savepoint
-    surrounds it."""
+    """A cursor for checks. A refused check (timeout, privilege, cancel) does not break an open transaction: psycopg's
+    savepoint surrounds it."""
     cursor = psycopg.Cursor(raw)
     cursor.adapters.register_loader("json", TextLoader)  # independent of the user's adapters
     if raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE:
@@ -202,7 +205,8 @@ def _reads_all(plan: _Plan) -> bool:
 
 
 def _is_small(cursor: psycopg.Cursor[Any], plan: _Plan) -> bool:
-    """Whether the tables of a plan are small now. Their size is read, since the planner's estimate is what is in doubt."""
+    """Whether the tables of a plan are small now. Their size is read, since the planner's estimate is what is in
+    doubt."""
     tables = {(step["Schema"], step["Relation Name"]) for step in plan if "Relation Name" in step}
     # Catalog only; no lock that outlives the statement.
     cursor.execute(
@@ -236,7 +240,8 @@ def _generic_plans(cursor: psycopg.Cursor[Any], sql: str, params: int) -> Iterat
         (numbered(sql),),
         prepare=False,
     )
-    # NULLs fit any type: small and large integers are prepared apart, and the statement for small ones refuses large ones.
+    # NULLs fit any type: small and large integers are prepared apart, and the statement for small ones refuses large
+    # ones.
     given = f"({', '.join(['NULL'] * params)})" if params else ""
     for (name,) in cursor.fetchall():
         yield _plan(cursor, f'EXPLAIN (FORMAT JSON, VERBOSE) EXECUTE "{name}"{given}', ())
@@ -246,7 +251,8 @@ def _generic_plans(cursor: psycopg.Cursor[Any], sql: str, params: int) -> Iterat
 
 
 class _Restraint(NamedTuple):
-    """Planner settings that are off to the end of the transaction, which outside of one is the end of the round trip."""
+    """Planner settings that are off to the end of the transaction, which outside of one is the end of the round
+    trip."""
 
     #: A comment behind each statement that is prepared under it.
     mark: str
@@ -271,9 +277,9 @@ _Statement = tuple[bytes, list[Any], tuple[int, ...], list[Format]]
 
 
 def fetch_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
-    """As ``session.fetch``, restrained: the statement takes its order from an index, if there is one. In a transaction, which may
-    be the user's, the settings are reset afterwards (by the rollback if the statement fails); outside of one nothing outlives
-    the round trip, since behind a pooler another client uses the session next."""
+    """As ``session.fetch``, restrained: the statement takes its order from an index, if there is one. In a transaction,
+    which may be the user's, the settings are reset afterwards (by the rollback if the statement fails); outside of one
+    nothing outlives the round trip, since behind a pooler another client uses the session next."""
     return _fetch(connection, sql, params, _UNSORTED)
 
 

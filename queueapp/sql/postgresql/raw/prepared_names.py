@@ -1,10 +1,10 @@
 """The names of prepared statements, and whether statements are prepared at all: a connection pooler affects both.
 
-psycopg numbers its names from 0 in every process. Where a pooler passes server sessions from one client to the next, such a name may
-denote a statement of another process: an INSERT lands in another queue's table, without an error. So each name contains the hash
-of its statement: it denotes that statement or nothing. Behind such a pooler names are missing or taken unpredictably, which breaks
-the transaction. So each process probes once per database whether there is one; in that case, or at the first name that is missing
-or taken all the same, it prepares nothing any more.
+psycopg numbers its names from 0 in every process. Where a pooler passes server sessions from one client to the next,
+such a name may denote a statement of another process: an INSERT lands in another queue's table, without an error. So
+each name contains the hash of its statement: it denotes that statement or nothing. Behind such a pooler names are
+missing or taken unpredictably, which breaks the transaction. So each process probes once per database whether there is
+one; in that case, or at the first name that is missing or taken all the same, it prepares nothing any more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from psycopg.pq.abc import PGconn, PGresult
 
 log = logging.getLogger("queueapp")
 
-#: Errors of a statement whose name is unknown to the session (26000) or taken (42P05), or whose result columns have changed since
-#: it was prepared (0A000) because another session has altered the table.
+#: Errors of a statement whose name is unknown to the session (26000) or taken (42P05), or whose result columns have
+#: changed since it was prepared (0A000) because another session has altered the table.
 NAME_CONFLICTS = (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement, errors.FeatureNotSupported)
 #: The server function that reports the last of these; its text is localized.
 _ALTERED = "RevalidateCachedQuery"
@@ -67,8 +67,10 @@ class ServerRoute:
 
     def _warn(self, why_not: str) -> None:
         log.warning(
-            "Prepared statements are disabled for database %s in this process, so single messages are slower: %s. Enable prepared "
-            "statements in the pooler (PgBouncer 1.22: max_prepared_statements), or set QUEUEAPP.PREPARED_STATEMENTS to False.",
+            "Prepared statements are disabled for database %s in this process, so single messages are slower: %s. "
+            "Enable prepared "
+            "statements in the pooler (PgBouncer 1.22: max_prepared_statements), or set QUEUEAPP.PREPARED_STATEMENTS "
+            "to False.",
             self._database,
             why_not,
         )
@@ -78,7 +80,8 @@ _routes: dict[tuple[bytes, ...], ServerRoute] = {}
 
 
 class StatementNames(PrepareManager):
-    """psycopg's list of prepared statements of one connection, with names by content; it covers user statements, too."""
+    """psycopg's list of prepared statements of one connection, with names by content; it covers user statements,
+    too."""
 
     def __init__(self, before: PrepareManager, route: ServerRoute) -> None:
         super().__init__()
@@ -87,8 +90,8 @@ class StatementNames(PrepareManager):
         self._number = 0
 
     def name(self, content: bytes) -> bytes:
-        """A name that is new on this connection. Without the number, a statement that is deallocated late (after an error) or
-        never (in a broken transaction) would be confused with the one prepared since."""
+        """A name that is new on this connection. Without the number, a statement that is deallocated late (after an
+        error) or never (in a broken transaction) would be confused with the one prepared since."""
         self._number += 1
         return b"%b_%d" % (content, self._number)
 
@@ -127,8 +130,8 @@ class StatementNames(PrepareManager):
         try:
             yield from super().maintain_gen(conn)
         except errors.InvalidSqlStatementName as error:
-            # Already deallocated, which is as good. The statement before this has run: a caller that saw this error would
-            # attribute it to that statement and run it again.
+            # Already deallocated, which is as good. The statement before this has run: a caller that saw this error
+            # would attribute it to that statement and run it again.
             self.route.disable(error)
             if conn.pgconn.transaction_status == TransactionStatus.INERROR:
                 raise
@@ -152,8 +155,8 @@ def use_stable_names(raw: psycopg.Connection[Any]) -> StatementNames:
             route = _routes.setdefault(address, ServerRoute(shown))
         names = raw._prepared = StatementNames(names, route)
     if names.prepare_threshold is None:
-        # Without a threshold psycopg ignores prepare=True, and ignores DISCARD ALL and ALTER. This one is never reached: other
-        # statements on the connection are the user's, and are prepared only at the user's request.
+        # Without a threshold psycopg ignores prepare=True, and ignores DISCARD ALL and ALTER. This one is never
+        # reached: other statements on the connection are the user's, and are prepared only at the user's request.
         names.prepare_threshold = sys.maxsize
     if (
         names.route.prepares is None
@@ -165,8 +168,9 @@ def use_stable_names(raw: psycopg.Connection[Any]) -> StatementNames:
 
 
 def disable_names(raw: psycopg.Connection[Any], error: psycopg.Error) -> bool:
-    """After a statement met one of ``NAME_CONFLICTS``: prepare no more on this route; where a table was altered, prepare again
-    on this connection. Returns whether the statement can simply run again: it was outside of a transaction."""
+    """After a statement met one of ``NAME_CONFLICTS``: prepare no more on this route; where a table was altered,
+    prepare again on this connection. Returns whether the statement can simply run again: it was outside of a
+    transaction."""
     names = raw._prepared
     if not isinstance(names, StatementNames):
         return False  # no statement of ours was prepared
@@ -181,8 +185,8 @@ def disable_names(raw: psycopg.Connection[Any], error: psycopg.Error) -> bool:
 def _probe(raw: psycopg.Connection[Any], route: ServerRoute) -> None:
     """Probe whether statements may be prepared on this connection's route."""
     pgconn = raw.pgconn
-    # No table is read; safe: it changes nothing. The server reports at the start of a session which of its processes serves it;
-    # a pooler reports a value of its own, because the process changes.
+    # No table is read; safe: it changes nothing. The server reports at the start of a session which of its processes
+    # serves it; a pooler reports a value of its own, because the process changes.
     pgconn.send_query_params(b"SELECT pg_backend_pid()", None)
     if int(_answer(raw).get_value(0, 0) or b"0") == pgconn.backend_pid:
         return route.record(None)
@@ -214,8 +218,8 @@ def _probe_name(raw: psycopg.Connection[Any], route: ServerRoute) -> None:
 
 
 def _passes_names_on(raw: psycopg.Connection[Any], pgconn: PGconn) -> bool:
-    """Whether the session knows a statement under the name that this client gave it. A pooler that supports prepared statements
-    gives them names of its own, and prepares them on each session that it assigns."""
+    """Whether the session knows a statement under the name that this client gave it. A pooler that supports prepared
+    statements gives them names of its own, and prepares them on each session that it assigns."""
     name = b"queueapp_probe_%b" % uuid.uuid4().hex.encode()
     # No table is read; safe: a unique name, in one transaction, closed at its end.
     pgconn.send_prepare(name, b"SELECT count(*) FROM pg_prepared_statements WHERE name = $1", [_TEXT_OID])

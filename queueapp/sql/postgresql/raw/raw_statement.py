@@ -1,8 +1,8 @@
 """Statements whose parameters the caller packs, sent to libpq without a cursor: half the client's cost of one row.
 
-A psycopg cursor takes 14 µs of Python around an INSERT that the server runs in 13 µs; a ``RawStatement`` takes 6 µs. It is for
-statements that run once per message, and for claims. The wait is psycopg's own, so Ctrl-C interrupts it, and so are the errors.
-``IntegerArrayDumper`` packs the keys of an ack for an ordinary cursor.
+A psycopg cursor takes 14 µs of Python around an INSERT that the server runs in 13 µs; a ``RawStatement`` takes 6 µs. It
+is for statements that run once per message, and for claims. The wait is psycopg's own, so Ctrl-C interrupts it, and so
+are the errors. ``IntegerArrayDumper`` packs the keys of an ack for an ordinary cursor.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class RawStatement:
             try:
                 return self._run(raw, values)
             except NAME_CONFLICTS as error:
-                # DISCARD ALL, or another server session behind a pooler. Nothing was executed, so outside of a transaction
-                # it runs again, without a name.
+                # DISCARD ALL, or another server session behind a pooler. Nothing was executed, so outside of a
+                # transaction it runs again, without a name.
                 if not disable_names(raw, error):
                     raise
                 return self._run(raw, values)
@@ -128,8 +128,9 @@ class RawStatement:
         return _check(raw, raw.wait(results_of(pgconn)))
 
     def _prepared(self, raw: psycopg.Connection[Any]) -> bytes | None:
-        """The name under which the statement is prepared on this connection; None where nothing is prepared. It is kept in
-        psycopg's own list: after every rollback psycopg clears the list and sends DEALLOCATE ALL, which includes ours."""
+        """The name under which the statement is prepared on this connection; None where nothing is prepared. It is kept
+        in psycopg's own list: after every rollback psycopg clears the list and sends DEALLOCATE ALL, which includes
+        ours."""
         known = raw._prepared
         if isinstance(known, StatementNames) and known.route.prepares:
             name = known._names.get(self._key)
@@ -150,15 +151,15 @@ class RawStatement:
 class OpeningQuery(RawStatement):
     """A query that opens its transaction: BEGIN is sent with it, in one round trip.
 
-    A receive of one message in a transaction of its own is BEGIN, DELETE, COMMIT; this saves one round trip and half of the
-    client's work (psycopg's own pipeline mode costs what it saves).
+    A receive of one message in a transaction of its own is BEGIN, DELETE, COMMIT; this saves one round trip and half of
+    the client's work (psycopg's own pipeline mode costs what it saves).
     """
 
     __slots__ = ()
 
     def fetch(self, connection: Any, values: Sequence[bytes | None]) -> PGresult | None:
-        """Run BEGIN and the query on a connection that ``can_open_transaction``. None: it cannot be prepared, and nothing was
-        executed. Errors are ``django.db``'s."""
+        """Run BEGIN and the query on a connection that ``can_open_transaction``. None: it cannot be prepared, and
+        nothing was executed. Errors are ``django.db``'s."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
@@ -196,8 +197,8 @@ class OpeningQuery(RawStatement):
 
     def follow(self, connection: Any, values: Sequence[bytes | None]) -> PGresult | None:
         """Run COMMIT, BEGIN and the query in one round trip on a connection for which ``may_follow`` is true. None: the
-        transaction is committed and the query has failed; the next claim will report the error. Errors are ``django.db``'s: of
-        the commit, so that nothing was executed, or of a lost connection."""
+        transaction is committed and the query has failed; the next claim will report the error. Errors are
+        ``django.db``'s: of the commit, so that nothing was executed, or of a lost connection."""
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
             name = raw._prepared._names[self._key]
@@ -254,9 +255,9 @@ def answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
 
 
 class LockedQuery(OpeningQuery):
-    """A query under an advisory lock of its transaction. The lock is sent before it, as a statement of its own: the query's
-    snapshot is taken once the lock is held. Outside of a transaction both form one, which ends with the query, and for which
-    the server settings ``options`` are set: constants of ours, since they become part of a text."""
+    """A query under an advisory lock of its transaction. The lock is sent before it, as a statement of its own: the
+    query's snapshot is taken once the lock is held. Outside of a transaction both form one, which ends with the query,
+    and for which the server settings ``options`` are set: constants of ours, since they become part of a text."""
 
     __slots__ = ("_options",)
 
@@ -269,8 +270,8 @@ class LockedQuery(OpeningQuery):
         ).encode()
 
     def fetch_locked(self, connection: Any, lock: int, values: Sequence[bytes | None]) -> PGresult | None:
-        """Run both on a connection that ``can_run_raw``. None: the query cannot be prepared, and nothing was executed. Errors
-        are ``django.db``'s."""
+        """Run both on a connection that ``can_run_raw``. None: the query cannot be prepared, and nothing was executed.
+        Errors are ``django.db``'s."""
         connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors, raw.lock:
@@ -315,8 +316,8 @@ def can_open_transaction(connection: Any) -> bool:
 
 
 def can_run_raw(connection: Any) -> bool:
-    """Whether a raw statement may run now. Not as the first of a transaction, which psycopg opens with the first statement of
-    a cursor; not in a pipeline; not on a connection that is not open yet or that Django has to check."""
+    """Whether a raw statement may run now. Not as the first of a transaction, which psycopg opens with the first
+    statement of a cursor; not in a pipeline; not on a connection that is not open yet or that Django has to check."""
     raw = connection.connection
     if raw is None or (connection.health_check_enabled and not connection.health_check_done):
         return False
@@ -349,9 +350,9 @@ _ITEM = b"\0\0\0\x08" + bytes(8)
 class IntegerArrayDumper(Dumper):
     """psycopg's dumper of lists, except for lists of integers, which are packed at once.
 
-    psycopg writes an array as text, item by item: 330 µs for the 500 keys of an ack, holding the interpreter lock, a seventh of
-    the worker's time per message. Packed at once they take 30 µs, and the server need not parse them. All are ``bigint[]``, so
-    that a statement is prepared once and not for each size of integers.
+    psycopg writes an array as text, item by item: 330 µs for the 500 keys of an ack, holding the interpreter lock, a
+    seventh of the worker's time per message. Packed at once they take 30 µs, and the server need not parse them. All
+    are ``bigint[]``, so that a statement is prepared once and not for each size of integers.
     """
 
     format = Format.BINARY
