@@ -197,7 +197,7 @@ class JournalSql(abc.ABC):
     def forget_reader(self, connection: Any, cursor_table: str, name: str) -> None:
         """Delete a reader's position."""
 
-    # -- queues that are filled from the journal --------------------------------------------------------------------------
+    # -- queues that are filled from the journal -------------------------------------------------------------
 
     @abc.abstractmethod
     def rows_up_to(self, connection: Any, table: str, limit: int) -> int:

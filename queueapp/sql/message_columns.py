@@ -138,7 +138,7 @@ def runs_of(messages: Iterable[Outgoing]) -> Iterator[Run]:
             yield Run(run[0], [message.id.bytes for message in run], [message.body for message in run])
 
 
-# -- stored messages ----------------------------------------------------------------------------------------------------
+# -- stored messages -----------------------------------------------------------------------------------------
 
 _row: Any = tuple_class(
     ("seq", "id", "headers", "body", *COUNTS, *BY_NAME), (0, 0, None, *(column.default for column in MESSAGE_COLUMNS))

@@ -180,7 +180,7 @@ class StoreTable:
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
 
 
-# -- expiry -------------------------------------------------------------------------------------------------------------
+# -- expiry --------------------------------------------------------------------------------------------------
 
 DEFAULT, QUEUE, LATEST, EARLIEST = "default", "queue", "latest", "earliest"
 

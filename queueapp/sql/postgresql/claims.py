@@ -320,7 +320,10 @@ class PostgresqlClaims(Statements, Claims):
         if where is not Where.SEVERAL:
             return level
         total = "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached"
-        return f"{total} FROM (SELECT %s AS most) AS c, {self._LEVELS} CROSS JOIN LATERAL ({level.replace('%s', 'c.most', 1)}) AS m"
+        return (
+            f"{total} FROM (SELECT %s AS most) AS c, {self._LEVELS} CROSS JOIN LATERAL "
+            f"({level.replace('%s', 'c.most', 1)}) AS m"
+        )
 
     def range_params(self, ranges: Sequence[SeqRange], limit: int) -> tuple[Any, ...]:
         where, only = self.shape_of(ranges), ranges[0]

@@ -253,7 +253,10 @@ class PostgresqlFanout(Statements, Fanout):
 
     def read_subscriptions(self, connection: Any, subscriptions: str) -> list[Subscribed]:
         # The unique index, which begins with the queue; a few rows. No lock, no WAL.
-        sql = f"SELECT consumer, type_name, aliases, mark FROM {quote_table(subscriptions)} WHERE queue = %s ORDER BY number"
+        sql = (
+            f"SELECT consumer, type_name, aliases, mark FROM {quote_table(subscriptions)} WHERE queue = %s ORDER BY "
+            "number"
+        )
         return [Subscribed(*row) for row in fetch(connection, sql, (self.table.label,))]
 
     def insert_copies(
@@ -264,7 +267,10 @@ class PostgresqlFanout(Statements, Fanout):
         # The unique index of the subscriptions, once a statement; of the queue none is read. Safe: one statement, so
         # all copies or none; a subscription that was committed before it begins is in its snapshot. Seqs follow the
         # ORDER BY.
-        asked = f"(SELECT coalesce(sum(s.mark), 0)::bigint FROM {quote_table(subscriptions)} s WHERE s.queue = %s) = %s::bigint"
+        asked = (
+            f"(SELECT coalesce(sum(s.mark), 0)::bigint FROM {quote_table(subscriptions)} s WHERE s.queue = %s) = "
+            "%s::bigint"
+        )
         names: Any = list(recipients)
         if len(names) == 1:  # no sort, which is most of the statement's cost
             sql, names = f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, %s::varchar WHERE {asked}", names[0]

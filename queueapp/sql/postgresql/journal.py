@@ -33,7 +33,10 @@ class PostgresqlJournalSql(JournalSql):
         self.guard = guard
         self._t = quote_table(table)
         self._rest = f"{table}_rest"
-        plain = f"INSERT INTO {self._t} (txid, topic, queues, message_id, headers, body) VALUES ({_NUMBER}, %s, %s, %s, %s, %s)"
+        plain = (
+            f"INSERT INTO {self._t} (txid, topic, queues, message_id, headers, body) VALUES ({_NUMBER}, %s, %s, %s, "
+            "%s, %s)"
+        )
         self._plain = RawStatement(plain, (TEXT, TEXT, UUID, TEXT, BYTES))
 
     # -- the table ------------------------------------------------------------------------------------------------
@@ -81,7 +84,10 @@ class PostgresqlJournalSql(JournalSql):
         if fetch(connection, "SELECT 1 WHERE to_regclass(%s) IS NOT NULL", (quote(name).replace("%%", "%"),)):
             return False
         # Primary keys of the default partition, which normally is empty: entries of that day prevent the new partition.
-        held = f"SELECT 1 FROM {quote(self._rest)} WHERE published_at >= %s::timestamptz AND published_at < %s::timestamptz LIMIT 1"
+        held = (
+            f"SELECT 1 FROM {quote(self._rest)} WHERE published_at >= %s::timestamptz AND published_at < "
+            "%s::timestamptz LIMIT 1"
+        )
         if fetch(connection, held, (start, end)):
             return False
         self._wait(connection, wait_ms)
@@ -270,7 +276,10 @@ class PostgresqlJournalSql(JournalSql):
     def edge(self, connection: Any, topic: str, *, last: bool, source: str = "") -> tuple[Position, datetime] | None:
         table, order = quote(source) if source else self._t, "DESC" if last else "ASC"
         # The index on (topic, txid, seq), its first or last entry for the topic. Locks nothing.
-        sql = f"SELECT txid, seq, published_at FROM {table} WHERE topic = %s ORDER BY topic {order}, txid {order}, seq {order} LIMIT 1"
+        sql = (
+            f"SELECT txid, seq, published_at FROM {table} WHERE topic = %s ORDER BY topic {order}, txid {order}, seq "
+            f"{order} LIMIT 1"
+        )
         rows = self.guard.fetch(connection, sql, (topic,))
         return (Position(*rows[0][:2]), rows[0][2]) if rows else None
 

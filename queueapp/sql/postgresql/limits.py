@@ -418,7 +418,10 @@ class ClaimRecords(Statements):
     def leases(self, connection: Any) -> list[Leased]:
         owner, token = self._c["lease_owner"], self._c["lease_token"]
         # The index on (queue, number), and a seek in the primary key for each message that may be in flight. No lock.
-        all_ = f"SELECT g.s FROM {self._records} AS c CROSS JOIN LATERAL ({self._each('c.seqs')}) AS g(s) WHERE c.queue = {self._lock}"
+        all_ = (
+            f"SELECT g.s FROM {self._records} AS c CROSS JOIN LATERAL ({self._each('c.seqs')}) AS g(s) WHERE c.queue = "
+            f"{self._lock}"
+        )
         sql = (
             f"SELECT q.{owner}, q.{token}, count(*) FROM {self._q} AS q WHERE q.{self._c['seq']} = ANY(ARRAY({all_})) "
             f"AND q.{token} IS NOT NULL AND q.{owner} IS NOT NULL AND q.{self._c['lease_expires']} >= "
@@ -438,4 +441,7 @@ class ClaimRecords(Statements):
         is changing it, which may have extended it in time."""
         c = self._c
         in_flight = f"NOT {NOT_IN_FLIGHT}".replace("xmax = ", "q.xmax = ").replace("xmax::text", "q.xmax::text")
-        return f"q.{c['lease_owner']} IS NOT NULL AND (q.{c['lease_expires']} >= clock_timestamp() - {_MARGIN} OR {in_flight})"
+        return (
+            f"q.{c['lease_owner']} IS NOT NULL AND (q.{c['lease_expires']} >= clock_timestamp() - {_MARGIN} OR "
+            f"{in_flight})"
+        )

@@ -190,7 +190,10 @@ class PostgresqlUnevaluated(Statements, Unevaluated):
         seq = self._c["seq"]
         # The partial index on pending messages. Safe: SKIP LOCKED waits for no row, so several evaluators share the
         # work.
-        sql = f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {unevaluated(self._c)} ORDER BY {seq} LIMIT %s FOR UPDATE SKIP LOCKED"
+        sql = (
+            f"SELECT {self._read(Row._fields)} FROM {self._q} WHERE {unevaluated(self._c)} ORDER BY {seq} LIMIT %s FOR "
+            "UPDATE SKIP LOCKED"
+        )
         return [Row(*row)._replace(id=uuid.UUID(bytes=row[1])) for row in fetch(connection, sql, (limit,))]
 
     def release(

@@ -81,7 +81,7 @@ class PostgresqlTaskResults(Statements, TaskResults):
         execute(connection, sql, [getattr(outcome, name) for name in names])
 
 
-# -- Celery -------------------------------------------------------------------------------------------------------------
+# -- Celery --------------------------------------------------------------------------------------------------
 
 CHANNEL = "queueapp_results"
 #: A lock that every listener holds shared: "qresults".

@@ -341,7 +341,10 @@ class Priority64Claims(SqlServerClaims):
         found: list[int] = []
         if keys:
             # Index: the primary key, one seek a key (KEYS). Safe: LOOKING.
-            sql = f"SELECT {self._seq} {KEYS} {self._q} AS q WITH ({LOOKING}) ON {self._seq} = k.[key] WHERE {self.free()}"
+            sql = (
+                f"SELECT {self._seq} {KEYS} {self._q} AS q WITH ({LOOKING}) ON {self._seq} = k.[key] WHERE "
+                f"{self.free()}"
+            )
             found += [seq for (seq,) in fetch(connection, sql, (json_of(keys[:limit]),))]
         for only in (one for one in ahead if not _is_single(one)):
             for part in index_ranges_of(only):

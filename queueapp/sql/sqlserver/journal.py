@@ -257,7 +257,10 @@ class SqlServerJournalSql(JournalSql):
 
     def present(self, connection: Any, seqs: Sequence[int]) -> set[int]:
         # Index: the primary key, one seek a number. Safe: it waits for uncommitted deletes.
-        sql = f"SELECT j.[seq] FROM OPENJSON(%s) WITH ([seq] bigint '$') AS k INNER LOOP JOIN {self._t} AS j ON j.[seq] = k.[seq]"
+        sql = (
+            f"SELECT j.[seq] FROM OPENJSON(%s) WITH ([seq] bigint '$') AS k INNER LOOP JOIN {self._t} AS j ON j.[seq] "
+            "= k.[seq]"
+        )
         return {int(row[0]) for row in fetch(connection, sql, (json_of(list(seqs)),))}
 
     def renumber(self, connection: Any, cursor_table: str) -> int:

@@ -347,7 +347,10 @@ class ClaimRecords(Statements):
             return
         c = self._c
         # Index: a scan of the primary key, once in the life of a queue. Safe: as ``_in_flight``.
-        sql = f"SELECT q.{c['seq']} FROM {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) WHERE q.{c['lease_owner']} IS NOT NULL"
+        sql = (
+            f"SELECT q.{c['seq']} FROM {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) WHERE q.{c['lease_owner']} IS "
+            "NOT NULL"
+        )
         leased = stretches_of(int(seq) for (seq,) in fetch(connection, sql, ()))
         # The records' own indexes. Safe: under the lock.
         execute(
@@ -382,7 +385,10 @@ class ClaimRecords(Statements):
         needed |= {number for number, stretches in found if stretches is None}
         if ended := [number for number, _ in found if number not in needed]:
             # Index: the primary key, one seek a key.
-            sql = f"DELETE r FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN {self._records} AS r ON r.number = k.[key]"
+            sql = (
+                f"DELETE r FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN {self._records} AS r ON "
+                "r.number = k.[key]"
+            )
             execute(connection, sql, (json_of(ended),))
         return min(needed) - 1 if needed else found[-1][0]
 

@@ -15,7 +15,10 @@ from .session import execute, fetch, fetch_within, json_of
 
 #: An identity may have been seeded below zero.
 _BEFORE_ALL = -(2**63)
-_SIDES = "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [low] smallint '$[2]', [high] smallint '$[3]') AS l"
+_SIDES = (
+    "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [low] smallint '$[2]', [high] smallint "
+    "'$[3]') AS l"
+)
 
 
 class SqlServerFailures(Statements, Failures):

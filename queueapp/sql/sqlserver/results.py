@@ -99,7 +99,7 @@ class SqlServerTaskResults(Statements, TaskResults):
         )
 
 
-# -- Celery -------------------------------------------------------------------------------------------------------------
+# -- Celery --------------------------------------------------------------------------------------------------
 
 _CELERY_TYPES = {
     "status": "nvarchar(50)", "retries": "int", "result": "nvarchar(max)", "traceback": "nvarchar(max)",
@@ -166,7 +166,10 @@ class SqlServerCeleryResults(CeleryResults):
             {"counted": (f"[counted] + CASE WHEN [is_over] = 1 THEN 0 ELSE {new} END", str(new), ())},
         )  # fmt: skip
         # Index: the unique one on the group. Safe: the row is locked by the statement before.
-        sql = f"SELECT g.[counted], g.[size], g.[added], g.[is_over] FROM {quote_table(groups)} AS g WHERE g.[group_id] = %s"
+        sql = (
+            f"SELECT g.[counted], g.[size], g.[added], g.[is_over] FROM {quote_table(groups)} AS g WHERE g.[group_id] "
+            "= %s"
+        )
         counted, size, added, is_over = fetch(connection, sql, (part.group_id,))[0]
         return ChordCount(counted, size, added, bool(is_over))
 

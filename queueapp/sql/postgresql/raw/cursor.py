@@ -25,7 +25,8 @@ _UUID_OID = 2950
 def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
     """The binary, preparing cursor of this Django connection's present raw connection."""
     if connection.health_check_enabled and not connection.health_check_done:
-        connection.close_if_health_check_failed()  # as Django's own cursor() does: a send may be the first statement of a request
+        # as Django's own cursor() does: a send may be the first statement of a request
+        connection.close_if_health_check_failed()
     raw = connection.connection
     if raw is None:
         connection.ensure_connection()

@@ -247,7 +247,7 @@ def _generic_plans(cursor: psycopg.Cursor[Any], sql: str, params: int) -> Iterat
         yield _plan(cursor, f'EXPLAIN (FORMAT JSON, VERBOSE) EXECUTE "{name}"{given}', ())
 
 
-# -- running a statement under settings of the planner ----------------------------------------------------------------------
+# -- running a statement under settings of the planner -------------------------------------------------------
 
 
 class _Restraint(NamedTuple):

@@ -338,7 +338,7 @@ def _check(raw: psycopg.Connection[Any], results: list[PGresult]) -> PGresult:
     return result
 
 
-# -- arrays of integers -------------------------------------------------------------------------------------------------
+# -- arrays of integers --------------------------------------------------------------------------------------
 
 _BIGINT, _BIGINT_ARRAY = 20, 1016
 #: Dimensions, has NULLs, item type, length, lower bound.
