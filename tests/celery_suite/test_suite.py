@@ -148,5 +148,5 @@ def test_what_is_left_out_exists(request: pytest.FixtureRequest) -> None:
 
 
 def test_what_is_left_out_is_on_the_page() -> None:
-    page = (HERE.parent.parent / "docs" / "howto" / "celery_results.md").read_text()
+    page = (HERE.parent.parent / "docs" / "explanation" / "celery-tests.md").read_text()
     assert [name for name in LEFT_OUT if f"| `{name}` |" not in page] == []
