@@ -167,6 +167,8 @@ def _refuse_queue(queue: Any, name: str) -> None:
         (delivery.recipients, "one without recipients: a set is not for one of several consumers"),
         (delivery.has_barriers, "one without barriers: a set may hold one"),
         (delivery.max_backlog is not None, "one without a max_backlog"),
+        (delivery.encoding, "one without an encoding: the database cannot read its bodies"),
+        (delivery.message_type != "json", "one of message_type json: the database cannot read other bodies"),
         (not {"deliveries", "failures"} <= columns, "one whose table counts deliveries and failures"),
     ):
         if stands:

@@ -42,10 +42,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 class Reply(WellKnown):
     """The answer to a request."""
 
-    __slots__ = ("_headers", "_queue", "_row")
+    __slots__ = ("_alias", "_headers", "_queue", "_row")
 
-    def __init__(self, queue: Any, row: Row, headers: Mapping[str, str]) -> None:
-        self._queue, self._row, self._headers = queue, row, headers
+    def __init__(self, queue: Any, alias: str, row: Row, headers: Mapping[str, str]) -> None:
+        self._queue, self._alias, self._row, self._headers = queue, alias, row, headers
 
     def __repr__(self) -> str:
         return f"<answer {self.id} in {self._queue._meta.label}>"
@@ -72,8 +72,10 @@ class Reply(WellKnown):
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``. Raises UndecodableMessage."""
-        content_type = messages.read_head(self._row.headers)[1] or content_type_of(self._queue)
-        return messages.decode_body(self._row.body, content_type, cls)
+        kind = messages.read_kind(self._row.headers)
+        if not kind.content_type:
+            kind = kind._replace(content_type=content_type_of(self._queue))
+        return messages.read_stored(self._row.body, kind, cls, self._row.headers, self._row.id, self._alias)
 
 
 def request(
@@ -226,7 +228,7 @@ def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
             with transaction.atomic(using=alias):
                 row = sql.failures.lock(connection, seq, None, _LOCK_TIMEOUT_MS)
                 if row is not None and sql.failures.remove(connection, [seq]) == 1:
-                    return Reply(queue, row, headers)
+                    return Reply(queue, alias, row, headers)
         except Error as error:
             if backend_of(connection).error_kind(error) is not ErrorKind.LOCKED:
                 raise

@@ -18,7 +18,7 @@ from django.db.models import Case, CharField, F, IntegerField, Value, When
 from django.utils import timezone
 
 from ...delayed import is_built_in, store_of
-from ...errors import ErasedMessage, UndecodableMessage
+from ...errors import KeyMissing, UndecodableMessage
 from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...sending.isolation import outside_transaction
 from ...sql import backend_of, nonblocking
@@ -139,7 +139,7 @@ def _result(
     task_headers = TaskHeaders.by(headers)
     try:
         args, kwargs = stored_arguments(bytes(body) if body is not None else None, headers, identity, alias)
-    except (UndecodableMessage, ErasedMessage):
+    except (UndecodableMessage, KeyMissing):
         args, kwargs = [], {}
     result: Any = TaskResult(
         task=restored(task_headers),

@@ -17,7 +17,7 @@ from tests.conformance.endpoint import Endpoint, modes
 from tests.in_process_worker import DEADLINE, eventually
 from tests.kill_session import kill_this
 from tests.testapp.messages import Nop
-from tests.testapp.models import Addressed, Effect, ForeignPostgres, Leased, Transactional
+from tests.testapp.models import Addressed, Effect, ForeignPostgres, Leased, SecretTransactional, Transactional
 from tests.testapp.ordering import FencedTransactional
 
 pytestmark = modes("I")
@@ -193,6 +193,7 @@ def test_queues_that_can_have_no_set_consumer(endpoint: Endpoint, monkeypatch: p
 
     for queue, words in (
         (Leased, "must be TRANSACTIONAL"), (Addressed, "must be"), (FencedTransactional, "without barriers"),
+        (SecretTransactional, "without an encoding"),
         (ForeignPostgres, "TRANSACTIONAL|counts deliveries"), (Effect, "the class of a queue"),
     ):  # fmt: skip
         with pytest.raises(InvalidOption, match=words):

@@ -22,7 +22,7 @@ from queueapp.consuming.registry import registered
 from queueapp.receiving import request_reply
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, eventually, real_commits
-from tests.testapp.models import Interop, Leased, Short, Transactional
+from tests.testapp.models import Interop, Leased, SecretOnce, SecretTransactional, Short, Smaller, Transactional
 
 LONG, NOW = timedelta(minutes=2), timedelta(milliseconds=50)
 on_every_database = pytest.mark.parametrize(
@@ -62,6 +62,17 @@ def test_the_answer_comes_back(answering: Worker) -> None:
     assert answer.related_to == answer.correlation_id
     assert not Short.objects.exists()
     eventually(lambda: not Leased.objects.exists())  # the ack comes after the answer
+
+
+@real_commits
+@pytest.mark.parametrize("reply_queue", [Smaller, SecretOnce, SecretTransactional])
+def test_answer_in_an_encoded_queue_can_be_read(answering: Worker, reply_queue: Any, settings: Any) -> None:
+    settings.QUEUEAPP = {"KEYRING": lambda: {"key": bytes(range(32))}}
+
+    answer = request(Leased, {"of": [1, 2]}, reply_queue=reply_queue, timeout=LONG)
+
+    assert answer.body == {"value": 3}
+    assert answer.decode(Sum) == Sum(3)
 
 
 @real_commits

@@ -50,6 +50,21 @@ def test_an_enqueued_task_is_ready(backend: Any, which: str) -> None:
     assert TaskQueue.objects.count() == 1
 
 
+@pytest.mark.parametrize(
+    "options", [{"encoding": ("zlib",)}, {"encoding": ("encrypted",)}, {"message_type": "msgpack"}], ids=str
+)
+def test_arguments_are_read_from_an_encoded_queue(
+    backend: Any, options: dict[str, Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUEUEAPP = settings.QUEUEAPP | {"KEYRING": lambda: {"key": bytes(range(32))}}
+    for name, value in options.items():
+        monkeypatch.setitem(vars(TaskQueue.delivery), name, value)
+
+    result = backend.get_result(declared.noop.enqueue(1, two=3).id)
+
+    assert (result.args, result.kwargs) == ([1], {"two": 3})
+
+
 @only_on_postgresql
 def test_enqueueing_is_one_statement(backend: Any, alias: str) -> None:
     declared.noop.enqueue()
