@@ -108,7 +108,10 @@ def _at_least_once(store: DelayedStore, at: datetime, on_refused: OnRefused) -> 
 def _send(alias: str, message: Delayed) -> Any:
     queue = registry.queues.find(message.destination)
     with transaction.atomic(using=alias):
-        queue_sql(queue, connections[alias]).inserts.insert_row(connections[alias], row_from(message))
+        retried = bool(message.deliveries or message.cancels or message.failures)
+        queue_sql(queue, connections[alias]).inserts.insert_row(
+            connections[alias], row_from(message), same_queue=retried
+        )
     return queue
 
 

@@ -51,7 +51,8 @@ class Inserts(abc.ABC):
         self, connection: Any, source: StoreTable, keys: Sequence[int], *, reset_counts: bool = False
     ) -> int:
         """Copy rows of the delayed or poison table into this queue, in due order, keeping id, headers and body, with
-        the priority as in ``insert_row``."""
+        the priority as in ``insert_row``. Where messages expire by age, that of a delayed retry continues, and that of
+        others starts now."""
 
     @abc.abstractmethod
     def ordered_select(self, select: str) -> str:

@@ -179,6 +179,13 @@ class StoreTable:
         first = next((index.name for index in model._meta.indexes if index.fields[:2] == ["destination", "due"]), None)
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
 
+    def retried(self, alias: str) -> str | None:
+        """The condition of a row that was in its queue before: its age continues. None: every row's age restarts (a requeue)."""
+        if "due" not in self.columns:
+            return None
+        counts = (f"{alias}.{self.columns[name]}" for name in ("deliveries", "cancels", "failures"))
+        return "({} > 0 OR {} > 0 OR {} IS NOT NULL)".format(*counts)
+
 
 # -- expiry --------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,11 @@ class PostgresqlInserts(Statements, Inserts):
         values = [f"s.{quote(source.columns['message_id'])}"]
         values += [to_utc(self.table, name, f"s.{quote(source.columns[name])}") for name in names]
         values += self._filled.values()
+        if self.table.restarts_age and (retried := source.retried("s")):
+            columns.append(self._c["enqueued_at"])
+            values.append(
+                f"CASE WHEN {retried} THEN s.{quote(source.columns['enqueued_at'])} ELSE clock_timestamp() END"
+            )
         params: tuple[Any, ...] = (list(keys),)
         if self.table.levels:
             place = 1 + names.index("priority")

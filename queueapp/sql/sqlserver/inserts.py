@@ -218,6 +218,9 @@ class SqlServerInserts(Statements, Inserts):
         names = self.table.moved(name for name in (*WHOLE, *(() if reset_counts else COUNTS)) if self.table.has(name))
         pairs = [(self._c["id"], f"q.{quote(source.columns['message_id'])}")]
         pairs += [(self._c[name], f"q.{quote(source.columns[name])}") for name in names] + self._filled
+        if self.table.restarts_age and (retried := source.retried("q")):
+            age = f"CASE WHEN {retried} THEN q.{quote(source.columns['enqueued_at'])} ELSE SYSUTCDATETIME() END"
+            pairs.append((self._c["enqueued_at"], age))
         params: tuple[Any, ...] = (json_of(list(keys)),)
         if highest := max(0, self.table.levels - 1):
             place = 1 + names.index("priority")

@@ -11,9 +11,10 @@ from django.db import connections
 
 from queueapp import NEVER, overrides
 from queueapp.admin.formatting.leases import LeaseState
+from queueapp.delayed.dispatch import dispatch_due
 from queueapp.failures.poison_archive import find
 from queueapp.failures.requeue_poison import requeue
-from queueapp.models import Now, PoisonMessage
+from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations.expiration import delete_expired, in_time
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.claims import SeqRange
@@ -174,11 +175,27 @@ def test_requeued_poison_is_as_young_as_what_was_just_sent(alias: str) -> None:
         assert len(batch) == 1
 
 
+@pytest.mark.parametrize("retried", [True, False], ids=["a retry", "a first delivery"])
+def test_expiration_counts_from_the_first_enqueue_of_a_delayed_retry(alias: str, retried: bool) -> None:
+    if retried:
+        Aging.send({}, using=alias)
+        grow_old(Aging, alias, timedelta(minutes=59))
+        with Aging.receive(using=alias) as batch:
+            token = Aging.objects.using(alias).get().lease_token
+            assert Aging.cancel(batch[0].seq, delay=timedelta(0), client=token, using=alias) == 1
+    else:
+        Aging.send({}, delay=timedelta(0), using=alias)
+        DelayedMessage.objects.using(alias).update(enqueued_at=Now() - timedelta(minutes=59))
+
+    assert dispatch_due(alias, 10).moved == 1
+
+    row = Aging.objects.using(alias).get()
+    assert (now(alias) - row.enqueued_at > timedelta(minutes=58)) == retried
+
+
 def test_an_own_time_that_never_ends_is_kept_in_bulk_and_by_the_delayed_store(alias: str) -> None:
     Aging.send_many([{}, {}], expires_in=NEVER, using=alias)
     Aging.send({}, expires_in=NEVER, delay=timedelta(days=36000), using=alias)
-
-    from queueapp.models import DelayedMessage
 
     assert {row.expires.year // 1000 for row in Aging.objects.using(alias)} == {9}
     assert DelayedMessage.objects.using(alias).get().expires.year // 1000 == 9
