@@ -1,4 +1,4 @@
-"""What is wrong with a broker of Celery's that is ours."""
+"""Checks of Celery settings that name this broker or result backend."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SCHEME = "queueapp://"
 
 @register(Tags.compatibility)
 def check_celery(**_: Any) -> list[Any]:
-    """queueapp.E110: the app with the broker's tables is not installed. E111: there is no such database."""
+    """queueapp.E110: the app with the tables is not installed. E111: the database does not exist."""
     found: list[Any] = []
-    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"):
+    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND"):
         url = getattr(settings, name, None)
         if not isinstance(url, str) or not url.startswith(SCHEME):
             continue

@@ -8,7 +8,7 @@ catalog, and leased, lease_expired and expired are lower bounds. So the cost doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
@@ -43,6 +43,10 @@ NO_PROCESS = {
     MAINTENANCE: "no maintenance is running; expired messages stay, messages of dead workers wait until their leases expire, "
     "and messages that wait for evaluation are not evaluated",
 }
+
+
+#: Further statistics of a database, as of the queues within a queue: (alias, reader) -> rows. Filled by apps in ``contrib``.
+sources: list[Callable[[str, Reader], list[QueueStats]]] = []
 
 
 @dataclass
@@ -123,7 +127,10 @@ def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
         found.append(databases[alias].stats_of(queue))
     if queues is None:
         for alias in sorted(databases):
-            found += [*databases[alias].of_no_queues(), *databases[alias].of_unknown_queues()]
+            database = databases[alias]
+            found += [*database.of_no_queues(), *database.of_unknown_queues()]
+            for source in sources:
+                found += source(alias, database.reader)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -18,11 +20,21 @@ def test_a_broker_that_is_right_or_another_one_is_fine(settings: Any) -> None:
         assert check_transport_options() == []
 
 
-def test_the_app_that_has_the_tables_is_asked_for(settings: Any) -> None:
-    settings.CELERY_BROKER_URL = "queueapp://"
+@pytest.mark.parametrize("name", ["CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"])
+def test_the_app_that_has_the_tables_is_asked_for(settings: Any, name: str) -> None:
+    setattr(settings, name, "queueapp://")
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "queueapp.contrib.celery"]
 
     assert [one.id for one in check_celery()] == ["queueapp.E110"]
+
+
+def test_the_transport_names_the_app_that_is_not_installed() -> None:
+    code = (
+        "from django.conf import settings; settings.configure(INSTALLED_APPS=['queueapp']); import django; django.setup()\n"
+        "import kombu, queueapp.contrib.celery; kombu.Connection('queueapp://').connect()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "The broker queueapp:// needs 'queueapp.contrib.celery' in INSTALLED_APPS" in done.stderr
 
 
 def test_a_database_that_is_none_is_named(settings: Any) -> None:

@@ -19,8 +19,9 @@ class CeleryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, ended_tasks, result_rows  # noqa: F401
+        from . import checks, ended_tasks, queue_stats, result_rows  # noqa: F401
 
+        queue_stats.install()
         maintenance_hooks.hooks.append(result_rows.run_maintenance)
         if find_spec("celery") is not None:
             from celery.app.backends import BACKEND_ALIASES

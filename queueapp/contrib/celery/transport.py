@@ -24,6 +24,11 @@ from kombu.transport import virtual
 if not apps.ready and not apps.loading:
     django.setup()  # a Celery command that starts no worker; before anything that imports a model
 
+if not apps.is_installed("queueapp.contrib.celery"):
+    raise ImproperlyConfigured(
+        "The broker queueapp:// needs 'queueapp.contrib.celery' in INSTALLED_APPS; run `manage.py migrate` after adding it."
+    )
+
 from ... import notifier
 from ...errors import NotMigrated
 from ...sql import ErrorKind, backend_of

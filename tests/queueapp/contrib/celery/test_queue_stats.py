@@ -1,0 +1,87 @@
+"""Statistics per Celery queue, beside those of the table that holds all of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import kombu
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from queueapp.contrib.celery import queue_stats as module
+from queueapp.contrib.celery.models import BrokerQueue
+from queueapp.models import Now
+from queueapp.operations.statistics import QueueStats, queue_stats
+
+from .consuming import Consume, drained, publish, rows
+
+
+@pytest.fixture(autouse=True)
+def of_this_database(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django.db.router.db_for_read", lambda *given, **named: alias)
+
+
+def found() -> dict[str, QueueStats]:
+    return {stats.queue: stats for stats in queue_stats() if stats.queue.startswith("celery:")}
+
+
+def test_each_queue_has_its_own_figures(conn: Any, alias: str) -> None:
+    for name in ("mail", "bills", "idle"):
+        conn.default_channel.queue_declare(name, durable=True)
+    conn.default_channel.queue_declare("w@host.celery.pidbox", auto_delete=True)
+    publish(conn, "x", "y", queue="mail")
+    publish(conn, "z", queue="bills")
+    publish(conn, "command", queue="w@host.celery.pidbox")
+    conn.Producer().publish("later", routing_key="mail", headers={"eta": "2099-01-01T00:00:00+00:00"})
+    conn.Producer().publish("short", routing_key="bills", expiration=60)
+    rows(alias).filter(recipient="mail").update(enqueued_at=Now() - timedelta(seconds=100))
+    rows(alias).exclude(expires=None).update(expires=Now() - timedelta(seconds=1))
+    rows(alias).filter(recipient="bills", expires=None).update(lease_expires=Now() + timedelta(minutes=1))
+
+    stats = found()
+
+    assert sorted(stats) == ["celery:(control)", "celery:bills", "celery:idle", "celery:mail"]
+    mail, bills = stats["celery:mail"], stats["celery:bills"]
+    assert (mail.waiting, mail.leased, mail.delayed, mail.exact) == (2, 0, 1, True)
+    assert 99 < (mail.oldest_seconds or 0) < 130
+    assert (bills.waiting, bills.leased, bills.expired) == (0, 1, 1)
+    assert (stats["celery:idle"].waiting, stats["celery:idle"].oldest_seconds) == (0, None)
+    assert stats["celery:(control)"].waiting == 1
+
+
+def test_a_poison_message_counts_for_its_queue(conn: Any, consume: Consume) -> None:
+    conn.default_channel.queue_declare("mail", durable=True)
+    publish(conn, "x", queue="mail")
+    messages = consume("mail")
+    drained(conn)
+    messages[0].reject()
+
+    assert found()["celery:mail"].poison == 1
+
+
+def test_the_number_of_statements_does_not_depend_on_the_queues(conn: kombu.Connection, alias: str) -> None:
+    def statements() -> int:
+        with CaptureQueriesContext(connections[alias]) as queries:
+            module._read(alias)
+        return len(queries)
+
+    conn.default_channel.queue_declare("q0", durable=True)
+    before = statements()
+    for number in range(1, 10):
+        conn.default_channel.queue_declare(f"q{number}", durable=True)
+        publish(conn, "x", queue=f"q{number}")
+
+    assert statements() == before
+
+
+def test_a_large_table_gives_lower_bounds(conn: Any, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT", 3)
+    conn.default_channel.queue_declare("mail", durable=True)
+    publish(conn, *range(5), queue="mail")
+
+    mail = found()["celery:mail"]
+
+    assert (mail.waiting, mail.exact) == (3, False)
+    assert BrokerQueue.objects.using(alias).count() == 5
