@@ -126,7 +126,7 @@ def test_when_a_handler_changes_its_session_should_give_the_next_message_another
 ) -> None:
     hurts_nobody(endpoint, find(endpoint, what), session_of)
 
-    assert caplog.text.count("changes its database session for good") == 1
+    assert caplog.text.count("changes its database session permanently") == 1
     assert "Nothing is prepared" not in caplog.text, "that would make all of this process slower"
 
 
