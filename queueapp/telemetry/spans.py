@@ -155,7 +155,7 @@ class OpenTelemetry:
     @contextmanager
     def handling(self, message: Any, consumer: str) -> Iterator[Any]:
         """See ``tracing.Tracer``."""
-        label = message._held.queue._meta.label
+        label = message._batch.queue._meta.label
         figures = words.about("process", "process", label) | ({words.CONSUMER: consumer} if consumer else {})
         parent, links = self._origin(lambda: message.headers)
         attributes = figures | {

@@ -107,7 +107,8 @@ class ClaimTracker:
         self._lock = threading.Lock()
         self.turn = threading.Lock()
         self._active: list[ActiveClaim] = []
-        self._behind: list[SeqRange] = []
+        #: Ranges behind the marks where the last peek found messages; no claim has found them clear since.
+        self.found_behind: list[SeqRange] = []
         #: A claim left messages to be found, or may have, to one that had given way to it. The pump peeks soon and clears it.
         self.has_gap = False
         #: When the next window of the rescan is due, by the monotonic clock.
@@ -115,7 +116,7 @@ class ClaimTracker:
         self._skipped: dict[Level, SkipRanges] = {}
         #: Messages in flight in this process that the database may have released: the session of a TRANSACTIONAL receive was killed,
         #: and its failed attempt is still to be counted. Changed without the lock: one key at a time.
-        self._excluded: dict[int, bool] = {}
+        self.excluded: dict[int, bool] = {}
 
     # -- peeks ----------------------------------------------------------------------------------------------------
 
@@ -141,11 +142,11 @@ class ClaimTracker:
             if peek.behind:
                 # Claimed first, together with what is ahead; the window stays until a claim finds it clear.
                 ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
-                self._behind = [only for only in ends if only.low <= only.high]
+                self.found_behind = [only for only in ends if only.low <= only.high]
             # A peek for which no window was due has read nothing of it. (Where peeks follow each other without a pause a window often
             # comes due during one: that passed for a read of the window, and what lay there was found after six seconds.)
             elif behind and self.marks.is_present(behind[0]):
-                self._behind = []
+                self.found_behind = []
                 ended = self.marks.rescanned(seconds, peek.reached) and self.marks.cycle_seconds > BRIEF
                 rest = max(DUTY_CYCLE * seconds, LEAST_REST if ended else 0.0)
                 self.next_window_at = max(self.next_window_at, monotonic() + rest)
@@ -170,7 +171,7 @@ class ClaimTracker:
     def begin(self, limit: int) -> ActiveClaim:
         """Begin a claim, which is active until its ``end``."""
         with self._lock:
-            marks, behind, low = self.marks, self._behind, 0
+            marks, behind, low = self.marks, self.found_behind, 0
             if marks.leveled:
                 ahead = marks.ahead()
             else:
@@ -219,14 +220,14 @@ class ClaimTracker:
 
     def _claimed_behind(self, claim: ActiveClaim, rows: Sequence[Claimed]) -> None:
         """After a claim that read behind the marks as well: does anything remain there?"""
-        if self._behind != claim.behind:
+        if self.found_behind != claim.behind:
             return  # another claim found it clear meanwhile, and a peek has found something elsewhere
         found = self.marks.count_in(claim.behind, rows)
         cut_off = found == len(rows) if not self.marks.leveled else bool(found)
         if cut_off and len(rows) == claim.limit:
             return
         # It came to the end of the window, or took nothing there. Read other windows before this one again.
-        self._behind = []
+        self.found_behind = []
         if not found:
             self.marks.rescanned(0.0)
 
@@ -240,20 +241,20 @@ class ClaimTracker:
 
     def exclude(self, seq: int) -> None:
         """No receiver of this process claims this message until ``include``, whatever becomes of the transaction."""
-        self._excluded[seq] = True
+        self.excluded[seq] = True
 
     def include(self, seq: int) -> None:
         """Undo ``exclude``."""
-        self._excluded.pop(seq, None)
+        self.excluded.pop(seq, None)
 
     def excludes(self, seq: int) -> bool:
         """Whether the message is in flight in this process. Asked by a receiver that has claimed it all the same: the ranges of its
         claim are older than the exclusion, and its statement came after the other one's rollback."""
-        return seq in self._excluded
+        return seq in self.excluded
 
     def excludes_any(self, rows: Sequence[Claimed]) -> bool:
         """Whether one of these is in flight in this process."""
-        return bool(self._excluded) and any(self.excludes(row[SEQ]) for row in rows)
+        return bool(self.excluded) and any(self.excludes(row[SEQ]) for row in rows)
 
     def retreat(self, seq: int) -> None:
         """A message was returned to the queue: the next claim is to find it."""
@@ -332,8 +333,8 @@ class ClaimTracker:
                 found += skipped.outside(only) if skipped else [only]
             ranges = found
         # Nearly always all exclusions are below: a mark advances past what is claimed. (``max`` holds on to Python's lock.)
-        if ranges and max(self._excluded, default=-1) >= min(ranges)[0]:
-            for seq in sorted(self._excluded):
+        if ranges and max(self.excluded, default=-1) >= min(ranges)[0]:
+            for seq in sorted(self.excluded):
                 ranges = [part for only in ranges for part in _without(only, seq)]
         return ranges
 
@@ -386,7 +387,7 @@ class Priority64ClaimTracker(ClaimTracker):
     def _claimable(self, ranges: list[SeqRange]) -> list[SeqRange]:
         """A range of one order key is a message that is new or was returned: it is wanted wherever that lies."""
         *single, rest = ranges
-        return [*(one for one in single if one.low not in self._excluded), *super()._claimable([rest])]
+        return [*(one for one in single if one.low not in self.excluded), *super()._claimable([rest])]
 
     def peek_ranges(self) -> tuple[list[SeqRange], list[SeqRange]]:
         with self._lock:
@@ -416,13 +417,13 @@ class Priority64ClaimTracker(ClaimTracker):
     def exclude(self, seq: int) -> None:
         key = self.marks.order_key_of(seq)
         if key is not None:
-            self._excluded[key] = True
+            self.excluded[key] = True
             self._excluded_keys[seq] = key
 
     def include(self, seq: int) -> None:
         key = self._excluded_keys.pop(seq, None)
         if key is not None:
-            self._excluded.pop(key, None)
+            self.excluded.pop(key, None)
 
     def excludes(self, seq: int) -> bool:
         return seq in self._excluded_keys

@@ -63,28 +63,28 @@ class Quarantine:
         self._cond = threading.Condition()
         self._leasing = threading.Lock()
 
-    def enter(self, receiver: _Receiver, suspect: bool) -> None:
+    def enter(self, receiver: _Receiver, quarantined: bool) -> None:
         """Wait for a turn: a suspected message until no other receiver is inside, others until there is no suspected message."""
         deadline = monotonic() + MAX_WAIT
         with self._cond:
-            if suspect:
+            if quarantined:
                 self.wanted += 1
                 self.wait_until = deadline
             receiver.inside = False
             self._cond.notify_all()
-            while self._any_inside() if suspect else self.wanted:
-                remaining = (deadline if suspect else min(deadline, self.wait_until)) - monotonic()
+            while self._any_inside() if quarantined else self.wanted:
+                remaining = (deadline if quarantined else min(deadline, self.wait_until)) - monotonic()
                 if remaining <= 0:
                     break
                 self._cond.wait(remaining)
             receiver.inside = True
-            if suspect:
+            if quarantined:
                 self.wait_until = monotonic() + MAX_WAIT
 
-    def leave(self, suspect: bool) -> None:
+    def leave(self, quarantined: bool) -> None:
         """A receiver is no longer inside."""
         with self._cond:
-            self.wanted -= suspect
+            self.wanted -= quarantined
             self._cond.notify_all()
 
     def _any_inside(self) -> bool:

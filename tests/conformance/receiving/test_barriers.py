@@ -102,7 +102,7 @@ class Field:
 def field(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
-    monkeypatch.setattr(barriers, "_looked", {})
+    monkeypatch.setattr(barriers, "_none_below", {})
     field = Field(*request.param)
     yield field
     field.close()

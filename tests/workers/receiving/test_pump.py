@@ -938,14 +938,14 @@ def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
 @pytest.mark.usefixtures("fast")
 def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does() -> None:
     one = pump_without_a_place()
-    one.state.claims._behind = found = [SeqRange(10, 50, "tests")]
+    one.state.claims.found_behind = found = [SeqRange(10, 50, "tests")]
     before = one.marks.behind()
 
     with one.state.claim(5) as mine:
         assert found[0] not in mine.ranges
         mine.rows = []
 
-    assert one.state.claims._behind == found
+    assert one.state.claims.found_behind == found
     assert one.marks.behind() == before
 
 

@@ -38,16 +38,16 @@ class Ward(Quarantine):
         self.pools = [SimpleNamespace(receivers=self.tasks[:1]), SimpleNamespace(receivers=self.tasks[1:])]
         self.happened: list[int] = []
 
-    def come(self, number: int, suspect: bool) -> None:
-        self.enter(self.tasks[number], suspect)
+    def come(self, number: int, quarantined: bool) -> None:
+        self.enter(self.tasks[number], quarantined)
         self.happened.append(number)
 
-    def coming(self, number: int, suspect: bool) -> threading.Thread:
-        return in_thread(lambda: self.come(number, suspect))
+    def coming(self, number: int, quarantined: bool) -> threading.Thread:
+        return in_thread(lambda: self.come(number, quarantined))
 
-    def go(self, number: int, suspect: bool) -> None:
+    def go(self, number: int, quarantined: bool) -> None:
         self.tasks[number].inside = False
-        self.leave(suspect)
+        self.leave(quarantined)
 
 
 def in_thread(body: Callable[[], object]) -> threading.Thread:
@@ -59,16 +59,16 @@ def in_thread(body: Callable[[], object]) -> threading.Thread:
 def test_a_suspect_waits_until_the_others_have_ended_and_they_wait_for_it() -> None:
     ward = Ward()
     ward.tasks[0].inside = True  # of another queue
-    first = ward.coming(1, suspect=True)
+    first = ward.coming(1, quarantined=True)
     eventually(lambda: ward.wanted == 1)
-    second = ward.coming(2, suspect=False)
+    second = ward.coming(2, quarantined=False)
     second.join(0.1)
     assert ward.happened == []
 
-    ward.go(0, suspect=False)
+    ward.go(0, quarantined=False)
     first.join(DEADLINE)
     assert ward.happened == [1]
-    ward.go(1, suspect=True)
+    ward.go(1, quarantined=True)
     second.join(DEADLINE)
     assert ward.happened == [1, 2]
     assert ward.wanted == 0
@@ -78,24 +78,24 @@ def test_one_that_is_about_to_begin_makes_way_for_a_suspect_that_waits_for_it() 
     """It looks for suspects when it is inside already, or both could miss one another."""
     ward = Ward()
     ward.tasks[0].inside = True
-    first = ward.coming(1, suspect=True)
+    first = ward.coming(1, quarantined=True)
     eventually(lambda: ward.wanted == 1)
 
-    second = ward.coming(0, suspect=False)
+    second = ward.coming(0, quarantined=False)
 
     first.join(DEADLINE)
     assert ward.happened == [1]
-    ward.go(1, suspect=True)
+    ward.go(1, quarantined=True)
     second.join(DEADLINE)
 
 
 def test_of_two_suspects_one_goes_first() -> None:
     ward = Ward()
-    ward.come(0, suspect=True)
-    second = ward.coming(1, suspect=True)
+    ward.come(0, quarantined=True)
+    second = ward.coming(1, quarantined=True)
     second.join(0.1)
     assert ward.happened == [0]
-    ward.go(0, suspect=True)
+    ward.go(0, quarantined=True)
     second.join(DEADLINE)
     assert ward.happened == [0, 1]
 
@@ -104,19 +104,19 @@ def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_othe
     ward = Ward()
     ward.tasks[0].inside = True
     for number in (1, 2):
-        ward.coming(number, suspect=True)
+        ward.coming(number, quarantined=True)
     eventually(lambda: ward.wanted == 2)
 
-    ward.go(0, suspect=False)
+    ward.go(0, quarantined=False)
     eventually(lambda: len(ward.happened) == 1)
     (first,) = ward.happened
-    others = [ward.coming(0, suspect=False)]
-    ward.go(first, suspect=True)
+    others = [ward.coming(0, quarantined=False)]
+    ward.go(first, quarantined=True)
     eventually(lambda: len(ward.happened) == 2)
-    others.append(ward.coming(first, suspect=False))
+    others.append(ward.coming(first, quarantined=False))
     assert ward.happened == [first, 3 - first]
 
-    ward.go(3 - first, suspect=True)
+    ward.go(3 - first, quarantined=True)
     for other in others:
         other.join(DEADLINE)
     assert sorted(ward.happened[2:]) == [0, first]
@@ -125,11 +125,11 @@ def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_othe
 def test_nobody_waits_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
     ward = Ward()
-    ward.come(0, suspect=True)
+    ward.come(0, quarantined=True)
     started = monotonic()
 
-    ward.come(1, suspect=False)
-    ward.come(2, suspect=True)
+    ward.come(1, quarantined=False)
+    ward.come(2, quarantined=True)
 
     assert monotonic() - started < 5
     assert ward.happened == [0, 1, 2]
@@ -140,10 +140,10 @@ def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch
     now = [100.0]
     monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
     ward = Ward()
-    ward.come(0, suspect=True)
+    ward.come(0, quarantined=True)
     now[0] += quarantine.MAX_WAIT + 0.01
 
-    in_thread(lambda: [ward.come(1, suspect=False) for _ in range(100)]).join(DEADLINE)
+    in_thread(lambda: [ward.come(1, quarantined=False) for _ in range(100)]).join(DEADLINE)
 
     assert ward.happened == [0] + [1] * 100
 
@@ -151,10 +151,10 @@ def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch
 def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
     ward = Ward()
-    ward.come(0, suspect=True)
+    ward.come(0, quarantined=True)
     ward.wait_until = inf  # the newest is always another
 
-    ward.coming(1, suspect=False).join(DEADLINE)
+    ward.coming(1, quarantined=False).join(DEADLINE)
 
     assert ward.happened == [0, 1]
 
@@ -164,11 +164,11 @@ def test_a_suspect_that_had_to_wait_has_its_whole_time_alone(monkeypatch: pytest
     monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
     ward = Ward()
     ward.tasks[0].inside = True
-    waiting = ward.coming(1, suspect=True)
+    waiting = ward.coming(1, quarantined=True)
     eventually(lambda: ward.wanted == 1)
     assert ward.wait_until == 100.0 + quarantine.MAX_WAIT
     now[0] += quarantine.MAX_WAIT - 1
-    ward.go(0, suspect=False)
+    ward.go(0, quarantined=False)
     waiting.join(DEADLINE)
 
     assert ward.wait_until == now[0] + quarantine.MAX_WAIT
@@ -208,7 +208,7 @@ def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest
         monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
         in_thread(next_one).join(DEADLINE)
         assert happened == [False, True]
-    assert not ward._leasing.locked()
+    assert not ward.is_leasing_alone
 
 
 #: What its supervisor wrote down of a message that was in hand, and what nobody did twice.
@@ -434,12 +434,12 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
     Leased.send_many(Nop(number, "") for number in range(20))
     lose(2, 20)
     one = SingleReceiver(Leased, starts=True)
-    sql, leasing = one.task.sql, one.pump.state.quarantine._leasing
+    sql, quarantined = one.task.sql, one.pump.state.quarantine
     really_claim = sql.claims.claim_by_lease
     alone: list[bool] = []
 
     def claim(*arguments: Any) -> Any:
-        alone.append(leasing.locked())
+        alone.append(quarantined.is_leasing_alone)
         return really_claim(*arguments)
 
     monkeypatch.setattr(sql.claims, "claim_by_lease", claim)

@@ -236,7 +236,7 @@ class AtLeastOnceReceiver(Receiver):
             #: Messages of the last calls whose checkpoints were written.
             self._checkpointed: set[int] = set()
             #: The message before was handled by itself, because it is suspected.
-            self._suspected = False
+            self._was_quarantined = False
             # One message by itself, to find out what it is, would be a call that the consumer did not ask for.
             state.batch_limit.is_known = True
 
@@ -430,11 +430,11 @@ class AtLeastOnceReceiver(Receiver):
 
     def _handle_with_others(self, batch: LeasedBatch, row: Claimed, failures: list[Failed], skipped: list[int]) -> bool:
         """Handle a message together with others of its batch in one call; return whether it did."""
-        if self._suspected:
+        if self._was_quarantined:
             self._ack_early(batch)  # the next one may be the killer
         route = self.batches.route_of(row)
-        self._suspected = route is not None and self.batches.is_suspect(row, leased=True)
-        others = [] if route is None or self._suspected else self._take_along(batch, route, row)
+        self._was_quarantined = route is not None and self.batches.is_quarantined(row, leased=True)
+        others = [] if route is None or self._was_quarantined else self._take_along(batch, route, row)
         if route is None or not others:
             return False
         self._handle_call(batch, route, [row, *others], failures, skipped)

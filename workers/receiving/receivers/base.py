@@ -183,17 +183,17 @@ class Receiver:
         if self.batches is not None and (route := self.batches.route_of(claimed)) is not None:
             return self.batches.call_one(route, claimed, leased=leased)  # type: ignore[no-any-return]
         self.session_lost = False
-        attempt, suspect = 1, False
+        attempt, quarantined = 1, False
         before = claimed[DELIVERIES] - leased
         if before > 0 or not self.keeps_counts:
             attempt = limits.attempt_of(claimed, keeps_counts=self.keeps_counts)
             suspicion = limits.suspicion_level(claimed, attempt, leased=leased, keeps_counts=self.keeps_counts)
-            suspect = suspicion > 1
+            quarantined = suspicion > 1
         # ``begin`` and ``end``, written out: with the calls ``drain`` was 1.56, without them 1.72 and 1.77.
         quarantine, slot, seq = self._quarantine, self.slot, claimed[SEQ]
         self.inside = True
-        if suspect or quarantine.wanted:
-            quarantine.enter(self, suspect)
+        if quarantined or quarantine.wanted:
+            quarantine.enter(self, quarantined)
         try:
             if slot is not None:
                 slot.begin(seq)
@@ -229,7 +229,7 @@ class Receiver:
                 slot.end()
             self.inside = False
             if quarantine.wanted:
-                quarantine.leave(suspect)
+                quarantine.leave(quarantined)
 
     def run(
         self, consumer: BoundConsumer, message: Any, context: Context | BatchContext, seq: int
@@ -341,36 +341,36 @@ class Receiver:
         finally:
             self.slot.only_here(False)
 
-    def begin(self, seq: int, suspect: bool) -> None:
+    def begin(self, seq: int, quarantined: bool) -> None:
         """A message is in flight until ``end``: what reads it (a codec, a class of the user's) may end the process as well as its
         handler may. Waits for its turn first: one that waited in flight would be counted with the killer that had it."""
         quarantine = self._quarantine
         self.inside = True
-        if suspect or quarantine.wanted:
-            quarantine.enter(self, suspect)
+        if quarantined or quarantine.wanted:
+            quarantine.enter(self, quarantined)
         if self.slot is not None:
             self.slot.begin(seq)
 
-    def end(self, suspect: bool) -> None:
+    def end(self, quarantined: bool) -> None:
         """The message is no longer in flight."""
         if self.slot is not None:
             self.slot.end()
         self.inside = False
         quarantine = self._quarantine
         if quarantine.wanted:
-            quarantine.leave(suspect)
+            quarantine.leave(quarantined)
 
     @contextmanager
-    def in_flight(self, seqs: Sequence[int], suspect: bool) -> Iterator[None]:
+    def in_flight(self, seqs: Sequence[int], quarantined: bool) -> Iterator[None]:
         """From ``begin`` to ``end``, for messages of one call: any of them may be the cause of a crash."""
         several = self.slot if len(seqs) > 1 else None
         if several is not None:
             several.several(seqs)
         try:
-            self.begin(seqs[0], suspect)
+            self.begin(seqs[0], quarantined)
             yield
         finally:
-            self.end(suspect)
+            self.end(quarantined)
             if several is not None:
                 several.several(())
 

@@ -79,7 +79,7 @@ class BatchCaller:
         except UndecodableMessage:
             return None
 
-    def is_suspect(self, row: Claimed, *, leased: bool) -> bool:
+    def is_quarantined(self, row: Claimed, *, leased: bool) -> bool:
         """Whether it was lost with a process: it is handled by itself, so that the next death names the killer."""
         if row[DELIVERIES] - leased <= 0:
             return False
@@ -104,7 +104,7 @@ class BatchCaller:
         return (
             other is not None
             and other.consumer is route.consumer
-            and not self.is_suspect(row, leased=leased)
+            and not self.is_quarantined(row, leased=leased)
             and self.has_failed(row, leased=leased) == self.has_failed(first, leased=leased)
         )
 
@@ -114,7 +114,7 @@ class BatchCaller:
         """(route of the first of ``waiting``, the messages of its call, the rest). A route of None: its consumer takes one message."""
         first, others = waiting[0], waiting[1:]
         route = self.route_of(first)
-        if route is None or self.is_suspect(first, leased=leased):
+        if route is None or self.is_quarantined(first, leased=leased):
             return route, [first], others
         together = [row for row in others if self.goes_with(row, route, first, leased=leased)]
         together = together[: route.consumer.batch - 1]
@@ -126,12 +126,12 @@ class BatchCaller:
     def prepare(self, route: HandlerRoute, row: Claimed, *, leased: bool) -> ReadyMessage | BaseException | None:
         """Read a message. An exception: why its attempt has failed; None: the filter of this subscriber does not match."""
         receiver = self._receiver
-        suspect = self.is_suspect(row, leased=leased)
+        quarantined = self.is_quarantined(row, leased=leased)
         try:
-            receiver.begin(row[SEQ], suspect)
+            receiver.begin(row[SEQ], quarantined)
             return self._read(route, row, leased=leased)
         finally:
-            receiver.end(suspect)
+            receiver.end(quarantined)
 
     def _read(self, route: HandlerRoute, row: Claimed, *, leased: bool) -> ReadyMessage | BaseException | None:
         receiver = self._receiver
@@ -163,8 +163,8 @@ class BatchCaller:
         rows = [one.row for one in ready]
         contexts = BatchContext(route.receiving, rows, [one.attempt for one in ready], receiver.extend_batch)
         self._contexts = contexts
-        suspect = len(ready) == 1 and self.is_suspect(rows[0], leased=leased)
-        with receiver.in_flight([row[SEQ] for row in rows], suspect):
+        quarantined = len(ready) == 1 and self.is_quarantined(rows[0], leased=leased)
+        with receiver.in_flight([row[SEQ] for row in rows], quarantined):
             failed = receiver.run(route.consumer, [one.message for one in ready], contexts, rows[0][SEQ])
         if failed is None and contexts.failures:
             return contexts.failures

@@ -117,7 +117,7 @@ class SetReceiver(TransactionalReceiver):
         seqs = [row[SEQ] for row in rows]
         messages = MessageSet(self.queue, self.alias, seqs)
         # If this process dies of one of them, these are handled one by one from then on.
-        with self.in_flight(seqs[:MOST_IN_A_BATCH], suspect=False):
+        with self.in_flight(seqs[:MOST_IN_A_BATCH], quarantined=False):
             return self.run(self._consumer, messages, context, seqs[0])
 
     def _rolled_back(self, rows: list[Claimed], outcome: BaseException | bool | None) -> None:

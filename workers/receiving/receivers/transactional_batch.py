@@ -229,7 +229,7 @@ class TransactionBatchReceiver(TransactionalReceiver):
         """Whether it is to be handled by itself: it has failed before, counted or in a shared transaction; or its consumer takes one
         message and its queue has no ``transaction_size``."""
         if self.batches is not None:
-            return self.batches.is_suspect(row, leased=False) or not (
+            return self.batches.is_quarantined(row, leased=False) or not (
                 self._shares_single or self.batches.route_of(row) is not None
             )
         if row[SEQ] in self.state.isolated:

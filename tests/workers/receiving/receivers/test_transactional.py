@@ -268,7 +268,7 @@ def test_what_was_handled_in_a_streak_is_not_kept_from_claims(handled: list[int]
     one = SingleReceiver(Transactional)
 
     assert one.receive(5) == 5
-    assert not one.pump.state.claims._excluded
+    assert not one.pump.state.claims.excluded
 
 
 @real_commits
