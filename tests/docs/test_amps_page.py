@@ -54,7 +54,7 @@ def test_every_row_names_the_option_that_the_command_writes() -> None:
     "element", [*DISTRIBUTED, *(name for name in QUEUES if name not in ("LocalQueue", "QueueDefinition"))]
 )
 def test_what_is_not_built_says_so(element: str) -> None:
-    assert "Not built yet; refused by check" in ROWS[element][4]
+    assert "Not built yet; refused at import" in ROWS[element][4]
 
 
 def test_the_example_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from .diagnostics import shown
 from .literals import LINE, assignment, text_literal
 
 #: Where the names of the generated module come from; no class of a queue may have one of them.
-PUBLIC = ("ExpirationModel", "FairnessModel", "Leasing", "Queue", "Semantics")
+PUBLIC = ("Drop", "ExpirationModel", "FairnessModel", "Leasing", "Queue", "Semantics")
 IMPORTED = (*PUBLIC, "timedelta")
 _NAME = re.compile(r"\w+")
 
@@ -54,6 +54,8 @@ def _class(queue: ImportedQueue, file: str, app_label: str) -> Iterator[str]:
     yield from _comment(f"{queue.element} {shown(queue.name)}, {shown(file)}:{queue.line}", 4)
     for finding in queue.findings:
         yield from _comment(f"Line {finding.line}, {finding.element}: {finding.reason}.", 4)
+    for comment in queue.comments:
+        yield from _comment(comment, 4)
     yield "    class Meta:"
     if app_label:
         yield from assignment("app_label", text_literal(app_label), 8)

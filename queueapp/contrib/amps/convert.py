@@ -1,7 +1,7 @@
-"""From the elements of a configuration to queues, and to what is said of the rest.
+"""Converts the elements of a configuration to queues, findings and notes.
 
-Whatever is not mapped is left out of the class and becomes a finding; the rest of its queue is made all the same, so that
-one run tells everything. What is taken in another way than it is written is a note.
+An element that is not mapped is left out of the class and becomes a finding; the rest of its queue is written, so that one run
+reports everything. A note is about an element that is mapped differently, or about its effect here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ from difflib import get_close_matches
 
 from ...models.delivery.topics import is_pattern
 from .diagnostics import Finding, NotMapped, UnreadableConfiguration, shown
-from .elements import DEFERRED_ACKS, DISTRIBUTED, ELEMENTS, EXCLUDED, QUEUES, WRITTEN_OUT, Known, Value
+from .elements import (
+    DEFERRED_ACKS,
+    DISTRIBUTED,
+    DROP_ALL,
+    ELEMENTS,
+    EXCLUDED,
+    MAX_ATTEMPTS,
+    QUEUES,
+    WRITTEN_OUT,
+    Known,
+    Value,
+)
 from .naming import Names
 from .topics import LoggedTopic, covers, matches
 from .units import with_variables
 from .xml_reader import Element, read
 
-#: What else AMPS keeps in its SOW; no queues, so nothing is said of them.
+#: Other elements of the SOW, which are no queues and are not reported.
 _NO_QUEUES = (
     "Topic",
     "TopicDefinition",
@@ -34,7 +45,7 @@ _NOT_DISTRIBUTED = "queues of several instances are not built yet; this one is m
 
 @dataclass(slots=True)
 class ImportedQueue:
-    """One queue: its options in the order of the configuration, and what is said in its class."""
+    """One queue: its options in the order of the configuration, and the findings for its class."""
 
     name: str
     element: str
@@ -43,11 +54,12 @@ class ImportedQueue:
     table: str = ""
     options: dict[str, Value] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Imported:
-    """What a configuration came to."""
+    """The result of a conversion."""
 
     file: str
     queues: list[ImportedQueue] = field(default_factory=list)
@@ -136,7 +148,7 @@ class _Import:
             if earlier := self._seen.get(name.value):
                 raise NotMapped(f"a queue {shown(name.value)!r} is there already, at line {earlier}")
         except NotMapped as error:
-            self._unmapped(element, f"{error}; no queue is made of it")
+            self._unmapped(element, f"{error}; the queue is left out")
             return
         finally:
             self._queue = None
@@ -173,12 +185,25 @@ class _Import:
                 self._map(found, known)
             elif default := WRITTEN_OUT[semantics].get(known.name):
                 queue.options[known.option] = Value(None, default)
+        self._write_behaviour(queue, given, semantics)
         self._check_fairness(queue, given.get("FairnessModel"), semantics)
         self._check_required(element, given)
         self._check_topics(queue, element, given, semantics)
 
+    @staticmethod
+    def _write_behaviour(queue: ImportedQueue, given: dict[str, Element], semantics: str) -> None:
+        """Options for what AMPS does without an element, and a comment about the price of its default backlog."""
+        if semantics == "at-least-once":
+            queue.options["attempts"] = Value(None, MAX_ATTEMPTS)
+        queue.options["on_expired"] = Value(None, DROP_ALL)
+        if "MaxPerSubscriptionBacklog" not in given:
+            queue.comments.append(
+                "max_per_subscription_backlog = 1 is AMPS' default. A worker with one message at a time handles a fraction of what "
+                "it handles in batches: raise it unless the subscribers need that."
+            )
+
     def _given(self, queue: Element) -> dict[str, Element]:
-        """What is in a queue by name, but for its own; what is there twice or unknown is said."""
+        """The elements of a queue by name, without Name. Unknown and repeated ones become findings."""
         names = list(queue.named("Name")) or list(queue.named("Topic"))[:1]
         given: dict[str, Element] = {}
         for attribute in queue.attributes:
@@ -215,7 +240,7 @@ class _Import:
             try:
                 return str(ELEMENTS["Semantics"].mapped(self._text_of(given["Semantics"])).value)
             except NotMapped:
-                pass  # said when it is mapped; AMPS' default, as if it were missing
+                pass  # reported when it is mapped; until then AMPS' default holds
         return "at-least-once"
 
     def _map(self, element: Element, known: Known) -> None:
@@ -228,7 +253,7 @@ class _Import:
                 self._queue.options[known.option] = error.instead
 
     def _exclude(self, given: dict[str, Element]) -> None:
-        """What AMPS itself would refuse: the first of the two stays."""
+        """Combinations that AMPS refuses: the first of the two stays."""
         for first, second in EXCLUDED:
             if first in given and second in given:
                 self._unmapped(given.pop(second), f"does not go with {first} (line {given[first].line}); left out")
@@ -262,19 +287,24 @@ class _Import:
                 f"{shown(target.value)!r} is none of the queue's topics, {shown(topic)!r}",
             )
         if self._log is None:
-            return  # a part of a configuration: nobody knows what the log keeps
+            return  # a part of a configuration: its log is unknown
         kind = queue.options["message_type"].value if "message_type" in queue.options else ""
         logged = [one.name for one in self._log if one.message_type in ("", kind) and covers(one.name, topic)]
         if not logged:
             self._note(element, f"no topic of the TransactionLog is its topic {shown(topic)!r}, which AMPS requires")
             return
+        if target is not None and not any(covers(one.name, target.value) for one in self._log):
+            self._note(
+                given["DefaultPublishTarget"],
+                f"no topic of the TransactionLog is {shown(target.value)!r}, which AMPS requires of a publish target",
+            )
         for name in logged if is_pattern(topic) else [topic]:
             if name not in self._result.journal:
                 self._result.journal.append(name)
         if semantics == "at-least-once" and "DeferredAckExpiration" not in given:
             queue.options["deferred_ack_expiration"] = Value(None, DEFERRED_ACKS)
 
-    # -- what is said ----------------------------------------------------------------------------------------------
+    # -- findings --------------------------------------------------------------------------------------------------
 
     def _text_of(self, element: Element) -> str:
         return with_variables(element.text, self._environment)

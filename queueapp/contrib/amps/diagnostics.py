@@ -7,7 +7,7 @@ from typing import Any
 
 from ...messages.escaping import in_one_line
 
-#: Characters of a name or a value that a finding shows: a configuration may be a stranger's.
+#: Characters of a name or a value that a finding shows: a configuration is not trusted.
 SHOWN = 200
 
 

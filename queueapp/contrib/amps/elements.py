@@ -1,6 +1,6 @@
-"""What each element of a queue of AMPS is here: its option of ``class Delivery``, and how its text is read.
+"""The elements of a queue in AMPS: the option of ``class Delivery`` for each, and how its text is read.
 
-One line per element of AMPS' page; ``converting`` applies them, ``docs/reference/amps.md`` tells of each.
+One line per element of AMPS' page; ``convert`` applies them, ``docs/reference/amps.md`` describes each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import InvalidExpression, InvalidOption
 from ...messages.codecs import codec_of
 from ...models.delivery import OPTIONS
+from ...models.delivery.expire_actions import REASONS
 from . import units
 from .diagnostics import NotMapped, shown
 from .literals import text_literal, time_literal
@@ -37,7 +38,7 @@ Reader = Callable[[str], Value]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One element of a queue. ``leases`` is said of what has no effect, there and here, where nothing is leased."""
+    """One element of a queue. ``leases``: it has no effect, in AMPS and here, on a queue without leases."""
 
     name: str
     option: str
@@ -100,7 +101,7 @@ def _enabled(text: str) -> Value:
 
 
 def _expression(text: str) -> Value:
-    """An expression that compiles; where the extra is not installed, one that nobody has looked at."""
+    """An expression that compiles. Without the extra it is not checked."""
     try:
         from ...expressions import compile_expression
     except ImportError:
@@ -130,6 +131,11 @@ def _recovery_point(text: str) -> Value:
     if _BOOKMARK.fullmatch(text):
         raise NotMapped("a bookmark names a message of AMPS' transaction log, which is not here")
     raise NotMapped(f"{shown(text)!r} is none of epoch, now, creation, and no timestamp as AMPS writes it")
+
+
+def _max_attempts() -> str:
+    high = _DECLARED["attempts"].high
+    return str(high)
 
 
 ELEMENTS: dict[str, Known] = {
@@ -173,7 +179,7 @@ ELEMENTS: dict[str, Known] = {
 #: Elements of a queue that several instances share.
 DISTRIBUTED = ("InitialOwner", "GroupLocalQueueDomain")
 
-#: What AMPS does where the element is missing and we would not: written out, so that the queue behaves as it did.
+#: AMPS' defaults where ours differ; written out, so that a queue behaves as before.
 WRITTEN_OUT = {
     "at-least-once": {
         "Leasing": "Leasing.SUBLET",
@@ -183,7 +189,11 @@ WRITTEN_OUT = {
     },
     "at-most-once": {"MaxPerSubscriptionBacklog": "1", "FairnessModel": "FairnessModel.ROUND_ROBIN"},
 }
-#: And this, of a queue whose topic the transaction log keeps.
+#: AMPS' behaviour that has no element: expired messages are dropped for each reason, and a failed handler cancels its message again
+#: and again. ``attempts`` has a maximum here.
+DROP_ALL = f"Drop(({', '.join(map(text_literal, REASONS))}))"
+MAX_ATTEMPTS = _max_attempts()
+#: The default of a queue whose topic the transaction log keeps.
 DEFERRED_ACKS = time_literal(timedelta(days=1))
 
 #: Which of a queue's options does not go with which others; the first stays.

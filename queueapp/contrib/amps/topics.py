@@ -29,7 +29,7 @@ def matches(topic: str, name: str) -> bool:
 
 
 def covers(logged: str, topic: str) -> bool:
-    """Whether what is logged has messages of the topic. Of two expressions nobody can tell, so they may."""
+    """Whether a logged topic has messages of the topic. Two expressions cannot be compared, so they may."""
     if is_pattern(topic):
         return is_pattern(logged) or matches(topic, logged)
     return matches(logged, topic)

@@ -45,7 +45,7 @@ def test_not_all_mapped_is_exit_code_3_and_said_with_file_and_line(config: Path)
     config.write_text(queue("<MaxBacklog>x</MaxBacklog>\n<Colour>red</Colour>"))
     out, err, error = run(str(config))
     assert error is not None
-    assert (error.returncode, str(error)) == (3, "2 things were not mapped.")
+    assert (error.returncode, str(error)) == (3, "2 elements not mapped.")
     assert err.splitlines() == [
         f"{config}:4: orders: MaxBacklog: 'x' is no whole number, with k or M for a thousand or a million",
         f"{config}:5: orders: Colour: it is unknown",
@@ -77,7 +77,7 @@ def test_a_note_is_said_and_no_failure(config: Path) -> None:
 def test_a_configuration_without_a_queue_says_so(config: Path) -> None:
     config.write_text("<AMPSConfig/>")
     _, err, error = run(str(config))
-    assert (err, error) == (f"{config}: there is no queue in it that could be made.\n", None)
+    assert (err, error) == (f"{config}: no queue in it could be converted.\n", None)
 
 
 def test_json_has_everything(config: Path) -> None:
@@ -150,7 +150,9 @@ def test_in_a_shell(config: Path, child_environment: dict[str, str]) -> None:
 
 
 def test_help_says_what_the_exit_codes_mean() -> None:
-    told = load_command_class("queueapp", "importamps").create_parser("manage.py", "importamps").format_help()
+    told = (
+        load_command_class("queueapp.contrib.amps", "importamps").create_parser("manage.py", "importamps").format_help()
+    )
     told = " ".join(told.split())
-    assert "Exit codes: 0 everything was mapped, 3 something was not" in told
+    assert "Exit codes: 0 everything was mapped, 3 an element was not" in told
     assert "1 the file cannot be read or is no configuration of AMPS" in told

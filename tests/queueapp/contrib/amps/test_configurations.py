@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from queueapp.contrib.amps.codegen import as_python
+
 from .importing import configuration, import_text, options, queue, said
 
 
@@ -62,18 +64,18 @@ def test_a_queue_without_a_name_is_not_made(name: str, tmp_path: Path) -> None:
     ((line, element, why),) = said(imported)
     assert (imported.queues, line, element) == ([], 4, "LocalQueue")
     assert why.startswith("its Name: it is empty" if name != "<x/>" else "its Name holds <x>")
-    assert why.endswith("; no queue is made of it")
+    assert why.endswith("; the queue is left out")
 
 
 def test_a_queue_without_any_name_is_not_made(tmp_path: Path) -> None:
     imported = import_text("<SOW><LocalQueue/></SOW>", tmp_path)
-    assert said(imported) == [(1, "LocalQueue", "it has no Name; no queue is made of it")]
+    assert said(imported) == [(1, "LocalQueue", "it has no Name; the queue is left out")]
 
 
 def test_a_name_that_is_there_twice_makes_one_queue(tmp_path: Path) -> None:
     imported = import_text(configuration(queue(), queue("<MaxBacklog>5</MaxBacklog>")), tmp_path)
     assert "max_backlog" not in options(imported)
-    assert said(imported) == [(9, "LocalQueue", "a queue 'orders' is there already, at line 4; no queue is made of it")]
+    assert said(imported) == [(9, "LocalQueue", "a queue 'orders' is there already, at line 4; the queue is left out")]
 
 
 # -- the transaction log -------------------------------------------------------------------------------------------
@@ -148,3 +150,21 @@ def test_a_variable_that_is_not_set(tmp_path: Path) -> None:
 def test_a_variable_that_holds_no_text(tmp_path: Path) -> None:
     imported = import_text(queue("<Filter>${X}</Filter>"), tmp_path, {"X": "\udcff"})
     assert said(imported) == [(4, "Filter", "what the variable ${X} holds is no text")]
+
+
+def test_a_publish_target_that_is_not_logged_is_a_note(tmp_path: Path) -> None:
+    inside = "<UnderlyingTopic>^orders</UnderlyingTopic>\n<DefaultPublishTarget>orders/new</DefaultPublishTarget>"
+    logged = "<Topic><Name>orders/old</Name><MessageType>json</MessageType></Topic>"
+    imported = import_text(configuration(queue(inside), logged=logged), tmp_path)
+    text = "no topic of the TransactionLog is 'orders/new', which AMPS requires of a publish target"
+    assert [(one.line, one.element, one.reason) for one in imported.notes] == [(8, "DefaultPublishTarget", text)]
+
+    logged += "<Topic><Name>orders/new</Name><MessageType>json</MessageType></Topic>"
+    assert import_text(configuration(queue(inside), logged=logged), tmp_path).notes == []
+
+
+def test_the_price_of_a_backlog_of_1_is_a_comment_of_its_class(tmp_path: Path) -> None:
+    source = as_python(import_text(queue(), tmp_path))
+    assert "# max_per_subscription_backlog = 1 is AMPS' default. A worker with one message at a time" in source
+    source = as_python(import_text(queue("<MaxPerSubscriptionBacklog>1</MaxPerSubscriptionBacklog>"), tmp_path))
+    assert "is AMPS' default" not in source, "it was chosen"

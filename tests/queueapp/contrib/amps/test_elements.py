@@ -148,6 +148,8 @@ def test_defaults_of_amps_are_written_out(tmp_path: Path) -> None:
         "leasing": "Leasing.SUBLET",
         "max_per_subscription_backlog": "1",
         "fairness_model": "FairnessModel.PROPORTIONAL",
+        "attempts": "1000",
+        "on_expired": 'Drop(("time_limit", "forced_expire", "max_cancels", "max_deliveries"))',
     }
 
 
@@ -158,6 +160,7 @@ def test_defaults_of_amps_at_most_once(tmp_path: Path) -> None:
         "semantics": "Semantics.AT_MOST_ONCE",
         "max_per_subscription_backlog": "1",
         "fairness_model": "FairnessModel.ROUND_ROBIN",
+        "on_expired": 'Drop(("time_limit", "forced_expire", "max_cancels", "max_deliveries"))',
     }
 
 

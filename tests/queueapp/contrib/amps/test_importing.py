@@ -49,7 +49,7 @@ def source(directory: Path) -> str:
 
 def test_every_option_is_written_in_one_of_the_classes(tmp_path: Path) -> None:
     written = set(re.findall(r"^        (\w+) = ", source(tmp_path), re.MULTILINE))
-    assert written == OPTIONS | {"app_label", "db_table"}
+    assert written == OPTIONS | {"app_label", "db_table", "attempts", "on_expired"}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from .....management.base_command import OperatorCommand
+from .....management.base_command import OperatorCommand, counted
 from ...codegen import IMPORTED, as_python
 from ...convert import Imported, import_configuration
 from ...diagnostics import UnreadableConfiguration, shown
@@ -24,12 +24,12 @@ class Command(OperatorCommand):
 
     help = (
         "Print the Queue classes that are equivalent to the queues of an AMPS configuration (SOW/Queue, SOW/LocalQueue, "
-        "SOW/GroupLocalQueue), with AMPS' defaults where ours differ. What could not be mapped is said on stderr with file "
-        "and line, and in a comment of its class. ${NAME} is taken from the environment. The file is not trusted: one with a "
-        "DOCTYPE is refused, and no other file is opened. Exit codes: 0 everything was mapped, 3 something was not (the rest "
-        "was printed), 1 the file cannot be read or is no configuration of AMPS (nothing was printed)."
+        "SOW/GroupLocalQueue), with AMPS' defaults where ours differ. Elements that are not mapped are reported on stderr with file and "
+        "line, and in a comment of their class. ${NAME} is replaced from the environment. The file is not trusted: a DOCTYPE is refused, "
+        "and no other file is opened. Exit codes: 0 everything was mapped, 3 an element was not (the rest was printed), 1 the file cannot "
+        "be read or is no configuration of AMPS (nothing was printed)."
     )
-    # It reads one file: a project whose queues are not right yet, or that has no database, is no hindrance.
+    # It reads one file, so it runs in a project without a database, or with queues that fail their checks.
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -63,22 +63,21 @@ class Command(OperatorCommand):
             self.write_json(_as_dict(imported, source), indent=2)
         elif not options["output"]:
             self.stdout.write(source, ending="")
-        self._tell(imported)
+        self._report(imported)
 
-    def _tell(self, imported: Imported) -> None:
+    def _report(self, imported: Imported) -> None:
         for finding in imported.notes:
             self.stderr.write(f"{finding} (a note)")
         for finding in imported.unmapped:
             self.stderr.write(str(finding))
         if not imported.queues:
-            self.stderr.write(f"{shown(imported.file)}: there is no queue in it that could be made.")
+            self.stderr.write(f"{shown(imported.file)}: no queue in it could be converted.")
         if count := len(imported.unmapped):
-            what = "1 thing was" if count == 1 else f"{count} things were"
-            raise CommandError(f"{what} not mapped.", returncode=NOT_ALL_MAPPED)
+            raise CommandError(f"{counted(count, 'element')} not mapped.", returncode=NOT_ALL_MAPPED)
 
 
 def _write(path: str, source: str) -> None:
-    """Raises CommandError; a file that is there may be somebody's work by now."""
+    """Write the file. Raises CommandError if it exists: it may have been edited."""
     try:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(source)
