@@ -38,7 +38,7 @@ help:  ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/runtime.installed java  ## run the main job end to end: real flights from Spark to consumers (ends by itself)
+demo: $(VENV)/runtime.installed java  ## run the main job end to end: real flights from Spark to consumers
 	$(PY) manage.py demo
 
 .PHONY: run

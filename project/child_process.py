@@ -1,7 +1,7 @@
 """Management commands as child processes: stopped in order by their parent, and never outliving it.
 
 A child is its own process group, so that Ctrl-C in the terminal reaches the parent alone, which stops its children one
-after the other. Should the parent be killed, the kernel closes its end of a pipe, and the child stops by itself; that
+after the other. Should the parent be killed, the kernel closes its end of a pipe, and the child stops; that
 part is the ``main`` of this module, which a child runs through.
 """
 

@@ -1,6 +1,6 @@
 """The superuser of a development checkout: made once, with a random password that is kept beside the development key.
 
-A fixed password would be everybody's, and a new one at each start would log the developer out. A password that somebody
+A fixed password would be public, and a new one at each start would log the developer out. A password that the developer
 changed is left alone.
 """
 
@@ -18,7 +18,7 @@ USERNAME = "admin"
 
 @dataclass(frozen=True, slots=True)
 class DevelopmentUser:
-    """Who may log in; ``password`` is None when somebody chose another one than ours."""
+    """The user that may log in; ``password`` is None if it was changed."""
 
     name: str
     password: str | None

@@ -1,4 +1,4 @@
-"""``/healthz``: tells a load balancer whether this process can serve, which means whether it reaches its database."""
+"""``/healthz``, for a load balancer: whether this process can serve, which means whether it reaches its database."""
 
 import logging
 

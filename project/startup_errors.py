@@ -14,7 +14,7 @@ _CHECK_URL = (
     "check that the server runs and that DATABASE_URL names it (leave DATABASE_URL unset for the embedded PostgreSQL)"
 )
 _DRIVER_PACKAGES = "on Debian, SQL Server's driver needs: apt-get install libodbc2 libltdl7 libgssapi-krb5-2"
-_CHECK_LOG = "`python -m project.embedded_postgres status` tells where its data and its log are"
+_CHECK_LOG = "`python -m project.embedded_postgres status` prints the paths of its data and its log"
 
 
 def describe(error: BaseException) -> str | None:

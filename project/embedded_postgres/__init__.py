@@ -3,7 +3,7 @@
 Every process that calls `ensure_running` is a *user* of the server until it ends. Nothing is counted in a file that a
 crash could leave wrong; each fact is a lock that the kernel drops with the process that held it:
 
-    users.lock     shared by every user; free means that nobody uses the server
+    users.lock     shared by every user; free means that the server has no user
     keeper.lock    held by the *keeper*, a small background process that starts the server, restarts it when it was
                    killed, and stops it when users.lock has been free for a moment
     server.lock    inherited by the postmaster and so by each of its backends; free means that none of them is left,

@@ -51,7 +51,7 @@ class Cluster:
     def start(self, server_lock: int) -> subprocess.Popen[bytes]:
         """Start the postmaster; it and its backends hold a copy of `server_lock` for as long as one of them lives."""
         self._initialize(server_lock)
-        # Nobody of an earlier server is left (the lock says so), so what it left behind means nothing. PostgreSQL
+        # No process of an earlier server is left (it would hold the lock), so its files are stale. PostgreSQL
         # would take a process that now has the old one's id for a running server.
         self.home.postmaster_file.unlink(missing_ok=True)
         sockets = self._socket_directory()
@@ -105,7 +105,7 @@ class Cluster:
         with contextlib.suppress(FileNotFoundError):
             recorded = Path(self.home.socket_record.read_text().strip())
             status = recorded.lstat()
-            # Anybody may make a directory of that name in /tmp; nobody else can make it the account's own.
+            # Any user may create a directory of that name in /tmp, but only this account can own it.
             if status.st_uid == self.account.uid and status.st_mode & 0o170777 == 0o040700:
                 for leftover in recorded.iterdir():
                     leftover.unlink()

@@ -4,7 +4,7 @@
 
 DESCRIPTOR is the inherited keeper.lock. The process that was started returns when the server is ready (exit code 0),
 when its child was killed meanwhile (KILLED), or prints why there will be no server (1); the child is the keeper. It
-runs until users.lock has been free for LINGER_SECONDS or it is told to end by SIGTERM; in both cases it stops the
+runs until users.lock has been free for LINGER_SECONDS or it gets SIGTERM; in both cases it stops the
 server. Killed in any other way, it leaves a server that the next keeper takes over.
 """
 
@@ -83,7 +83,7 @@ class Keeper:
                 self.postmaster = None
 
     def watch(self) -> None:
-        """Keep the server up until nobody uses it any more, then stop it."""
+        """Keep the server up while any process uses it, then stop it."""
         unused_since: float | None = None
         while not self.told_to_end:
             self._reap()
@@ -99,7 +99,7 @@ class Keeper:
         self.stop()
 
     def _stop_unused(self) -> bool:
-        # Held to the end of the process: whoever comes meanwhile waits, and then has a new keeper start the server.
+        # Held to the end of the process: a new user waits, and then starts a new daemon.
         if self.home.try_lock("users") is None:
             return False
         self.stop()
@@ -148,7 +148,7 @@ def main(home_path: str) -> int:
     try:
         keeper.watch()
     except EmbeddedPostgresError as error:
-        # Users find the keeper gone at their next connection, start another one, and are told why it fails.
+        # Users find the daemon gone at their next connection, start another one, and get its error.
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -83,7 +83,7 @@ class Home:
         return descriptor
 
     def is_free(self, name: str) -> bool:
-        """Whether nobody holds the lock `name` (keeper or server) exclusively."""
+        """Whether no process holds the lock `name` (keeper or server) exclusively."""
         # A shared attempt, so that two processes that ask at once do not see each other.
         return self._released(self.try_lock(name, shared=True))
 
@@ -118,7 +118,7 @@ class Home:
 
 
 def is_running(process_id: int) -> bool:
-    """Whether the process exists and is more than a zombie that nobody has waited for."""
+    """Whether the process exists and is no zombie."""
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:

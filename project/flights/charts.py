@@ -55,12 +55,12 @@ def columns(figures: Sequence[Figure]) -> Chart:
     """Columns side by side, one per figure: late below, cancelled on top, with a scale on the left."""
     step = _nice_step(max((figure.total for figure in figures), default=0))
     highest = step * max(1, ceil(max((figure.total for figure in figures), default=0) / step))
-    room = COLUMNS_HEIGHT - _TOP - _BOTTOM
+    height = COLUMNS_HEIGHT - _TOP - _BOTTOM
     slot = (100 - _LEFT) / max(1, len(figures))
-    floor_y = COLUMNS_HEIGHT - _BOTTOM
+    bottom_y = COLUMNS_HEIGHT - _BOTTOM
     marks = []
     for place, figure in enumerate(figures):
-        late, cancelled = room * figure.late / highest, room * figure.cancelled / highest
+        late, cancelled = height * figure.late / highest, height * figure.cancelled / highest
         marks.append(
             {
                 "figure": figure,
@@ -70,15 +70,15 @@ def columns(figures: Sequence[Figure]) -> Chart:
                 "middle": _percent(_LEFT + slot * (place + 0.5)),
                 "slot_x": _percent(_LEFT + slot * place),
                 "slot_width": _percent(slot),
-                "late_y": f"{floor_y - late:.2f}",
+                "late_y": f"{bottom_y - late:.2f}",
                 "late": f"{late:.2f}",
-                "cancelled_y": f"{floor_y - late - cancelled:.2f}",
+                "cancelled_y": f"{bottom_y - late - cancelled:.2f}",
                 "cancelled": f"{cancelled:.2f}",
             }
         )
     lines = range(0, highest + 1, step)
     grid = [
-        {"y": f"{floor_y - room * value / highest:.2f}", "label": f"{value:,}", "left": _percent(_LEFT)}
+        {"y": f"{bottom_y - height * value / highest:.2f}", "label": f"{value:,}", "left": _percent(_LEFT)}
         for value in lines
     ]
     return Chart("flights/_columns.html", figures, COLUMNS_HEIGHT, marks, grid)

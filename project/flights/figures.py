@@ -15,7 +15,7 @@ from project.flights.models import DelayFigure, FlightDelays, Rebooking, Rebooki
 from queueapp.models import DelayedMessage, Now, PoisonMessage, Subscriber
 from queueapp.sql import nonblocking
 
-#: A count stops here: the page is read every two seconds by everybody who has it open, whatever the backlog.
+#: A count stops here: the page is read every two seconds by each open browser, for any backlog.
 COUNT_LIMIT = 100_000
 
 QUEUES = (FlightDelays, Rebookings)
@@ -125,7 +125,7 @@ def backlog() -> Backlog:
 
 
 def poison_messages() -> QuerySet[PoisonMessage]:
-    """Poison messages of this app's queues that nobody has dealt with."""
+    """Unresolved poison messages of this app's queues."""
     return nonblocking(PoisonMessage.objects.filter(queue__in=LABELS, status=PoisonMessage.Status.UNRESOLVED))
 
 

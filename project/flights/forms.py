@@ -1,4 +1,4 @@
-"""The import form: one flight, as somebody at a desk would enter it."""
+"""The import form: one flight, as a user enters it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class FlightDelayed(msgspec.Struct):
 
     @property
     def is_broken(self) -> bool:
-        """Departed, but the record lacks the arrival time or the time in the air: nobody can work with it."""
+        """Departed, but the record lacks the arrival time or the time in the air."""
         return not self.cancelled and (self.arrival is None or self.air_time is None)
 
     @property

@@ -9,9 +9,9 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
@@ -19,7 +19,7 @@ from ..models.subscribers import parse_json_list
 from ..operations import live_workers
 from ..operations.running_handlers import progress_in
 from ..operations.statistics import breaker_text
-from .databases import DatabaseFilter, OfDatabases
+from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
 from .read_only import ReadOnlyAdmin
 
@@ -37,14 +37,44 @@ class AliveFilter(admin.SimpleListFilter):
         return queryset.filter(alive_until__lte=Now()) if self.value() == "no" else queryset
 
 
+#: What makes rows those of one process: a process id is used again, also on another host.
+_PROCESS = ("host", "process", "process_start", "supervisor")
+#: Queues of a process that the list names.
+SHOWN_QUEUES = 5
+
+
+class ProcessList(StrictChangeList):
+    """The list with one row per process: the first of its rows that match, with all rows of the process beside it."""
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        rows = super().get_queryset(request, exclude_parameters)
+        earlier = Q(queue__lt=OuterRef("queue")) | Q(queue=OuterRef("queue"), pk__lt=OuterRef("pk"))
+        same = {name: OuterRef(name) for name in _PROCESS}
+        return rows.filter(~Exists(rows.order_by().filter(earlier, **same)))
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Django's result, plus the rows of each process."""
+        super().get_results(request)
+        shown = list(self.result_list)
+        rows = self.root_queryset.filter(
+            host__in={row.host for row in shown}, process__in={row.process for row in shown}
+        )
+        by_process: dict[tuple[Any, ...], list[Any]] = {}
+        for row in rows.order_by("queue", "pk") if shown else ():
+            by_process.setdefault(tuple(getattr(row, name) for name in _PROCESS), []).append(row)
+        for row in shown:
+            row.of_process = by_process.get(tuple(getattr(row, name) for name in _PROCESS), [row])
+        self.result_list = shown
+
+
 class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row per worker process and queue. Rows cannot be deleted here: a live worker without its row counts as dead and loses its
-    leases. Maintenance deletes the rows of dead workers."""
+    """One row per worker process, with a page for each of its queues. Rows cannot be deleted here: a live worker without its row
+    counts as dead and loses its leases. Maintenance deletes the rows of dead workers."""
 
     actions = None
     show_facets = admin.ShowFacets.NEVER
-    list_display = ("queue_name", "holder", "state", "started", "receivers", "counts")
-    list_display_links = ("queue_name",)
+    list_display = ("holder", "queue_names", "state", "started", "counts")
+    list_display_links = ("holder",)
     list_filter = (DatabaseFilter, AliveFilter, ("queue", admin.AllValuesFieldListFilter))
     ordering = ("queue", "host", "process")
     _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "open_breakers")
@@ -61,6 +91,9 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only what the filters offer: an invalid regular expression in a URL would be a database error."""
         return lookup in {DatabaseFilter.parameter_name, AliveFilter.parameter_name, "queue", "queue__isnull"}
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[StrictChangeList]:
+        return ProcessList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).annotate(db_now=Now(output_field=UtcField()))
@@ -107,6 +140,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.display(description="state", ordering="alive_until")
     def state(self, row: Any) -> SafeString:
+        row = max(_of_process(row), key=lambda each: each.alive_until)
         left = row.alive_until - row.db_now
         if left.total_seconds() > 0:
             beat = display.duration(row.db_now - row.heartbeat_at)
@@ -115,14 +149,23 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
             display.badge("bad", f"dead for {display.duration(left)}"), display.moment(row.heartbeat_at)
         )
 
-    @admin.display(description="receivers", ordering="concurrency")
-    def receivers(self, row: Subscriber) -> SafeString | str:
+    @admin.display(description="queues, receivers")
+    def queue_names(self, row: Any) -> SafeString:
+        rows = _of_process(row)
+        more = f"and {len(rows) - SHOWN_QUEUES} more" if len(rows) > SHOWN_QUEUES else ""
+        lines = [line for each in rows[:SHOWN_QUEUES] for line in self._queue_lines(each)]
+        return display.below(*lines, more)
+
+    def _queue_lines(self, row: Subscriber) -> list[SafeString | str]:
+        """The queue, linked to its page, and what the process does for it."""
+        link = format_html('<a href="{}">{}</a>', self.url_of(row), untrusted.inline(row.queue))
         if row.queue in NO_QUEUES:
-            return display.NOTHING  # it receives nothing
-        most = "" if row.backlog is None else f" of {row.backlog:,}"
+            return [link]
+        limit = "" if row.backlog is None else f" of {row.backlog:,}"
+        text = f"{display.receivers(row.concurrency)}, {row.outstanding:,}{limit} in flight"
         filtered = untrusted.inline(row.filter, 100) if row.filter else ""
-        progress = [untrusted.inline(text, 100) for text in _progress(row)]
-        return display.below(row.concurrency, f"{row.outstanding:,}{most} in flight", filtered, *progress[:3])
+        progress = [untrusted.inline(line, 100) for line in _progress(row)]
+        return [link, text, filtered, *progress[:3]]
 
     @admin.display(description="progress")
     def progress_lines(self, row: Subscriber) -> SafeString | str:
@@ -151,10 +194,13 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.display(description="messages", ordering="received")
     def counts(self, row: Subscriber) -> SafeString | str:
-        if row.queue in NO_QUEUES:
-            return display.NOTHING
-        failed = f"{row.failed:,} failed" if row.failed else ""
-        return display.below(f"{row.handled:,} handled", f"{row.received:,} received", failed)
+        rows = [each for each in _of_process(row) if each.queue not in NO_QUEUES]
+        if not rows:
+            return display.NOTHING  # it receives nothing
+        handled, received, failed = (
+            sum(getattr(each, name) for each in rows) for name in ("handled", "received", "failed")
+        )
+        return display.below(f"{handled:,} handled", f"{received:,} received", f"{failed:,} failed" if failed else "")
 
     @admin.display(description="heartbeat", ordering="heartbeat_at")
     def heartbeat(self, row: Any) -> Any:
@@ -169,6 +215,11 @@ def _lines(texts: Iterable[str]) -> SafeString | str:
     """A line for each text; a dash without any."""
     shown = [untrusted.inline(text, 300) for text in texts]
     return format_html_join("", "<div>{}</div>", ((text,) for text in shown)) if shown else display.NOTHING
+
+
+def _of_process(row: Any) -> list[Any]:
+    """All rows of the process in the list; on the page of one row that row."""
+    return getattr(row, "of_process", None) or [row]
 
 
 def _progress(row: Subscriber) -> list[str]:

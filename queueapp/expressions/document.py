@@ -28,5 +28,5 @@ class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
         is, and for headers that do not parse.
         """
         raw = None if body is None else bytes(body)
-        told = decode_headers(headers).get(TOPIC) if f'"{TOPIC}"' in headers else None
-        return cls(decode_body(raw, read_head(headers)[1] or content_type), told or topic, len(raw or b""))
+        own = decode_headers(headers).get(TOPIC) if f'"{TOPIC}"' in headers else None
+        return cls(decode_body(raw, read_head(headers)[1] or content_type), own or topic, len(raw or b""))

@@ -28,7 +28,7 @@ PROCESS_DURATION = "messaging.process.duration"
 #: What the conventions ask for, in seconds.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
-#: With this header an NServiceBus endpoint asks that whoever handles the message begins a trace of his own.
+#: With this header an NServiceBus endpoint asks the handling endpoint to start a new trace.
 NSB_START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
 
 

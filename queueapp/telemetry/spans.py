@@ -175,7 +175,7 @@ class OpenTelemetry:
         return cast("_T", Statements(self, queue._meta.label, sql))
 
     def claim(self, destination: str, claim: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """A claim. One that finds nothing is not told: there are many, and nobody's trace has them."""
+        """Record a claim. An empty one is not recorded: there are many, and they belong to no trace."""
         began, started = time_ns(), perf_counter()
         rows = claim(*given, **named)
         if rows:
@@ -210,9 +210,9 @@ class OpenTelemetry:
             self._operation.record(perf_counter() - started, attributes)
 
     def _told(self, verb: str) -> Callable[..., None]:
-        """What is told of a failed attempt: that of the handler is in its span; this is also of what had no handler."""
+        """A receiver that records failed attempts. The handler's error is in its span; this covers failures without a handler too."""
 
-        def told(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
+        def record(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
             label = sender._meta.label if sender is not None else "(no such queue)"
             attributes = words.about(verb, "settle", label) | {
                 words.MESSAGE_ID: str(failure.row.id),
@@ -225,7 +225,7 @@ class OpenTelemetry:
             span = self._tracer.start_span(f"{verb} {label}", parent, SpanKind.CLIENT, attributes, links)
             _end(span, failure.exception, attributes)
 
-        return told
+        return record
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ _VERDICTS = {
 
 
 def _carried() -> Callable[[str], bool]:
-    """Whether stored headers have any of the propagator's, told without reading them all."""
+    """Whether stored headers contain a field of the propagator, without decoding them."""
     names = tuple(f'"{name}"' for name in propagate.get_global_textmap().fields if name != "baggage")
 
     def carried(headers: str) -> bool:
@@ -323,7 +323,7 @@ def _carried() -> Callable[[str], bool]:
 
 
 def _end(span: Span, failed: BaseException | None, attributes: dict[str, Any]) -> None:
-    """End a span; an error is told with its class, and added to the attributes for the figures."""
+    """End a span. An error is recorded with its class, which is added to the attributes of the metrics."""
     if failed is not None:
         attributes[words.ERROR_TYPE] = words.error_type(failed)
         span.set_attribute(words.ERROR_TYPE, attributes[words.ERROR_TYPE])

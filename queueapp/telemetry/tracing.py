@@ -1,6 +1,6 @@
 """Who follows messages from their sender through their handlers: one place to ask, and nothing else.
 
-``tracer`` is None unless ``QUEUEAPP["OPENTELEMETRY"]`` is on. Whatever could tell it something looks at that once: a send
+``tracer`` is None unless ``QUEUEAPP["OPENTELEMETRY"]`` is on. Code that reports to it checks that once: a send
 when it is called, a worker when it starts. So what is not traced pays one comparison per send, and nothing per message.
 """
 
@@ -18,7 +18,7 @@ class Traced(dict[str, str]):
 
 
 class Tracer(Protocol):
-    """What is told."""
+    """The events that are reported."""
 
     def send(self, verb: str, function: Callable[..., _T], destination: str, given: dict[str, Any]) -> _T:
         """Call a sending function with these arguments, its headers ``Traced``."""
@@ -45,7 +45,7 @@ tracer: Tracer | None = None
 @contextmanager
 def handling(message: Any, consumer: str = "") -> Iterator[None]:
     """Around what is done with a message of ``Queue.receive()``: a span that continues the trace of its sender, with what is
-    sent in it. A worker does that by itself. Without ``QUEUEAPP["OPENTELEMETRY"]`` it does nothing.
+    sent in it. A worker does that automatically. Without ``QUEUEAPP["OPENTELEMETRY"]`` it does nothing.
 
     >>> with Orders.receive() as batch:
     ...     for message in batch:

@@ -204,10 +204,10 @@ class DelayedStoreConformance:
         first = timezone.now() + _HOUR
         for due in (first + _HOUR, first, first + 2 * _HOUR):
             self.store.store(self.message(due=due))
-        told = self.store.next()
-        assert told is not None
-        assert told.tzinfo is not None, "next() must return an aware time"
-        assert abs(told - first) < _A_MOMENT
+        due = self.store.next()
+        assert due is not None
+        assert due.tzinfo is not None, "next() must return an aware time"
+        assert abs(due - first) < _A_MOMENT
 
     # -- ending --------------------------------------------------------------------------------------------------
 

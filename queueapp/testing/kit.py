@@ -1,8 +1,8 @@
 """``Kit``: run consumers in a test, see what they did and what was sent, and let time pass.
 
-It handles messages in the test's own thread, on the test's connection and within its transaction, by the receive tasks of
-the workers: attempts, policies, time limits, delayed retries and poison are as they will be. It starts nothing that
-outlives a call, but for a thread that watches time limits while a message is handled.
+It handles messages in the test's own thread, on the test's connection and within its transaction, by the receivers of
+the workers: attempts, policies, time limits, delayed retries and poison are as they will be. It starts only a thread that
+watches time limits while a message is handled.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ MAX_MESSAGES = 1_000
 
 
 class Kit:
-    """What a test does with queues. ``close`` it when the test is over; the fixture and the mixin do."""
+    """Runs consumers in a test. ``close`` it at the end; the fixture and the mixin do."""
 
     def __init__(self) -> None:
-        #: What became of every message that was handled in this test, in order, by hand or in eager mode.
+        #: The outcome of every message handled in this test, in order, also in eager mode.
         self.outcomes: list[Outcome] = []
         inline.observers.append(self.outcomes.append)
         self._observer = inline.observers[-1]
 
     def close(self) -> None:
-        """The test is over."""
+        """End the test."""
         if self._observer in inline.observers:
             inline.observers.remove(self._observer)
         close_isolated()
@@ -73,7 +73,7 @@ class Kit:
                     busy = True
                     if len(self.outcomes) - before >= limit:
                         raise AssertionError(
-                            f"{limit} messages were handled and there are more, of {outcome.consumer}."
+                            f"{limit} messages were handled and more are waiting, of {outcome.consumer}."
                         )
         return self.outcomes[before:]
 
@@ -82,7 +82,7 @@ class Kit:
         return await sync_to_async(self.drain, thread_sensitive=True)(*queues, limit=limit)
 
     def advance(self, period: timedelta) -> None:
-        """Let so much time pass: delayed messages become due and are in their queues, leases lapse, messages expire. Nothing is
+        """Let a period pass: delayed messages become due and are in their queues, leases expire, messages expire. Nothing is
         handled. It is everything stored that grows older; ``timezone.now()`` stays as it is."""
         aliases = self._aliases()
         let_pass(period, aliases)
@@ -121,7 +121,7 @@ class Kit:
     # -- assertions ------------------------------------------------------------------------------------------------
 
     def assert_sent(self, queue: Any, expected: Any = ..., *, times: int | None = None) -> Sent:
-        """A message was sent to the queue; returns the first. ``expected``: its body, the class of a typed body, or a function
+        """Assert that a message was sent to the queue; returns the first. ``expected``: its body, the class of a typed body, or a function
         of the ``Sent``; ``times``: so many were, and no more."""
         __tracebackhide__ = True
         there = self.sent(queue)
@@ -129,41 +129,41 @@ class Kit:
         if not found or times not in (None, len(found)):
             wanted = "a message" if expected is ... else repr(expected)
             often = "" if times is None else f" {times} times, not {len(found)}"
-            raise AssertionError(f"{wanted} was to be sent to {queue._meta.label}{often}. Sent: {_listed(there)}")
+            raise AssertionError(f"Expected {wanted} to be sent to {queue._meta.label}{often}. Sent: {_listed(there)}")
         return found[0]
 
     def assert_not_sent(self, queue: Any, expected: Any = ...) -> None:
-        """No such message was sent to the queue."""
+        """Assert that no such message was sent to the queue."""
         __tracebackhide__ = True
         found = [one for one in self.sent(queue) if expected is ... or one.is_like(expected)]
         if found:
-            raise AssertionError(f"Nothing like that was to be sent to {queue._meta.label}. Sent: {_listed(found)}")
+            raise AssertionError(f"Expected no such message to be sent to {queue._meta.label}. Sent: {_listed(found)}")
 
     def assert_handled(self, by: Any, *, times: int | None = None) -> list[Outcome]:
-        """Messages were handled well: ``by`` a consumer (the function, the class, or its name), or of a queue."""
+        """Assert that messages were handled: ``by`` a consumer (the function, the class, or its name), or of a queue."""
         __tracebackhide__ = True
         return self._assert(by, "handled", lambda one: one.handled, times)
 
     def assert_retried(self, by: Any, *, times: int | None = None) -> list[Outcome]:
-        """Attempts failed and are to be repeated."""
+        """Assert that attempts failed and are retried."""
         __tracebackhide__ = True
         return self._assert(by, "retried", lambda one: one.retried, times)
 
     def assert_discarded(self, by: Any, *, times: int | None = None) -> list[Outcome]:
-        """Messages were dropped by their policy."""
+        """Assert that messages were discarded by their policy."""
         __tracebackhide__ = True
         return self._assert(by, "discarded", lambda one: one.discarded, times)
 
     def assert_poisoned(self, by: Any, *, times: int | None = None, reason: str = "") -> list[Outcome]:
-        """Messages became poison, with ``reason`` in their reason."""
+        """Assert that messages became poison, with ``reason`` in their reason."""
         __tracebackhide__ = True
         return self._assert(by, "poisoned", lambda one: one.poisoned and reason in str(one.verdict), times)
 
     def assert_empty(self, *queues: Any) -> None:
-        """Nothing waits in these queues, nor in the delayed store for them."""
+        """Assert that no message waits in these queues or is delayed for them."""
         __tracebackhide__ = True
         if left := list(waiting(queues)):
-            raise AssertionError(f"Nothing was to be left. Waiting: {_listed(left)}")
+            raise AssertionError(f"Expected no message to wait. Waiting: {_listed(left)}")
 
     def poison(self, queue: Any, *, using: str | None = None) -> list[PoisonMessage]:
         """The poison messages of a queue."""
@@ -178,12 +178,12 @@ class Kit:
         if not found or times not in (None, len(found)):
             often = "" if times is None else f" {times} times, not {len(found)}"
             shown = "; ".join(f"{one.consumer} attempt {one.attempt}: {_shown(one)}" for one in own) or "nothing"
-            raise AssertionError(f"A message of {_name(by)} was to be {how}{often}. There was: {shown}.")
+            raise AssertionError(f"Expected a message of {_name(by)} to be {how}{often}. Outcomes: {shown}.")
         return found
 
 
 def _fill(queue: Any, alias: str) -> None:
-    """Out of the journal, where the queue takes from there. What an open transaction has published nobody can read yet."""
+    """Fill the queue from the journal, if it takes messages from there. Publications of an open transaction are not readable yet."""
     if is_over_journal(queue) and not connections[alias].in_atomic_block:
         filler = QueueFeeder(queue, alias)
         filler.attach()
@@ -204,7 +204,7 @@ def _belongs_to(by: Any) -> Callable[[Outcome], bool]:
         if any(layer is by for layer in unwrap(one.handler)) or type(getattr(one.handler, "__self__", None)) is by
     }
     if not names:
-        raise AssertionError(f"{by!r} is no consumer, nor the name of one, nor a queue.")
+        raise AssertionError(f"{by!r} is neither a consumer, nor the name of one, nor a queue.")
     return lambda one: one.consumer in names
 
 

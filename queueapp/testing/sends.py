@@ -1,4 +1,4 @@
-"""What was sent, as the tables have it: what was rolled back is not there, and whoever sent it need not be asked."""
+"""The messages that were sent, read from the tables: rolled-back sends are not there, and the sending code needs no mock."""
 
 from __future__ import annotations
 

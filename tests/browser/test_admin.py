@@ -39,7 +39,7 @@ def test_a_whole_poison_group_is_requeued_with_select_all(browse: Browse) -> Non
         page.locator("button[name=index]").click()
         expect(page.get_by_role("heading", name="Requeue 130 messages?")).to_be_visible()
         expect(page.get_by_text("and 120 more")).to_be_visible()
-        page.get_by_label("Keep counts and history").check()
+        page.get_by_label("Keep: counts and history stay").check()
         page.get_by_role("button", name="Requeue").click()
         return page.locator(".messagelist li").inner_text()
 
@@ -82,13 +82,13 @@ def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, popula
             text = "\n".join(rows)
             assert wide <= width
             assert cut == [], "what is said of a queue is on the screen as a whole"
-            assert "Renewal of leases of testapp.Leased: armed: OperationalError: <script>" in text
+            assert "Renewal of leases of testapp.Leased: failing: OperationalError: <script>" in text
             assert "9 messages without a type, no consumer in a live worker; the oldest is" in text
             assert "messages: the table does not exist" in text
             (gone,) = [row.split() for row in rows if row.startswith("gone.Shop")]
             assert [" ".join(gone[1:4]), *gone[4:10]] == ["no such queue", "–", "–", "–", "–", "2", "–"]  # noqa: RUF001
             (dispatchers,) = [row for row in rows if row.startswith("(dispatcher)")]
-            assert "none alive" in dispatchers
+            assert "not running" in dispatchers
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE elsewhere RENAME TO testapp_short")
@@ -105,7 +105,7 @@ def test_a_button_on_a_messages_own_page_asks_and_can_be_declined(browse: Browse
         expect(page.get_by_text("worker-1.reservations").first).to_be_visible()
         page.get_by_role("link", name=str(held), exact=True).click()
         page.get_by_role("button", name="Release lease…").click()
-        expect(page.get_by_text("the message will be handled twice")).to_be_visible()
+        expect(page.get_by_text("the message is handled twice")).to_be_visible()
         page.get_by_role("button", name="Release lease").click()
         return page.locator(".messagelist li").inner_text()
 
@@ -143,7 +143,7 @@ def test_a_queue_is_paused_changed_resumed_and_purged_from_the_overview(browse: 
             page.get_by_role("button", name=name).click()
             expect(page.get_by_role("heading", name=question)).to_be_visible()
             if name.startswith("Concurrency"):
-                page.get_by_label("Tasks of each worker process").fill("8")
+                page.get_by_label("Receivers of each worker process").fill("8")
                 name = "Set concurrency"
             page.get_by_role("button", name=name).click()
             said.append(page.locator(".messagelist li").inner_text())

@@ -1,6 +1,6 @@
 """A Spark session inside this process, for jobs that run where the database is: quick to start, quiet, no web page.
 
-On a cluster nobody needs this: there ``spark-submit`` makes the session and ``queueapp.contrib.spark.register`` is all. One JVM
+A cluster does not need it: there ``spark-submit`` creates the session and ``queueapp.contrib.spark.register`` is all. One JVM
 lives as long as this Python process, also when that is killed; a second session reuses it.
 """
 

@@ -21,7 +21,7 @@ from queueapp.sql import nonblocking
 #: On two cores: 1 x 4 threads made 377 messages/s where 2 x 2 made 412, 3 x 3 made 500 and 2 x 4 made 579. A handler
 #: waits for its commit most of the time, and commits that wait together reach the disk together.
 PROCESSES, CONCURRENCY = 2, 4
-#: No change for so long means that nobody will end this. A killed leader's term and a dead worker's lease are shorter.
+#: After so long without a change the demo fails. A killed leader's term and a dead worker's lease are shorter.
 STALLED_SECONDS = 90.0
 STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.25

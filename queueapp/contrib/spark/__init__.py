@@ -1,7 +1,7 @@
 """Queues as a Spark data source: ``df.write.format("queue").option("queue", "app.Model").mode("append").save()``.
 
 Needs the extra ``queueapp[spark]`` (PySpark 4.1 or newer, pyarrow, ADBC). Call ``register(spark)`` once per session, in
-the driver program, after Django is set up. ``docs/spark.md`` tells the rest.
+the driver program, after Django is set up. ``docs/spark.md`` has the details.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["InvalidDataFrame", "SinkUnavailable", "SparkSinkError", "StagingLost
 
 
 def register(spark: SparkSession, *, using: str | None = None) -> None:
-    """Make the format "queue" known to a Spark session, with the queues and databases of this Django project.
+    """Register the format "queue" with a Spark session, with the queues and databases of this Django project.
 
     ``using`` names the database of all queues; otherwise the database router decides for each. Call it again when
     queues or databases change. Raises ImportError without the extra, and UnsupportedServer for another database vendor.

@@ -3,7 +3,7 @@
     attempt (executor)   stage()    own staging table, filled and committed in one go -> (table, rows)
     driver, success      publish()  ledger row + all winners' rows, one transaction; then drop the job's tables
     driver, failure      clean()    drop the job's tables
-    nobody (killed)      -          the next job's clean() drops tables older than the retention
+    job killed           -          the next job's clean() drops tables older than the retention
 
 A killed attempt leaves nothing (PostgreSQL: CREATE TABLE and COPY are one transaction) or an orphan that no commit
 message names. A driver killed after the commit leaves tables, and the ledger row that makes the replay a no-op.
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What one commit is about: the key of its ledger row, and the winners' tables in partition order."""
+    """One commit: the key of its ledger row, and the winners' tables in partition order."""
 
     publish_id: str
     batch_id: int
@@ -83,14 +83,14 @@ class SinkClient(abc.ABC):
 
     @abc.abstractmethod
     def is_transient(self, error: Exception) -> bool:
-        """Whether nothing (that we know of) happened and trying again may help: connection lost, deadlock victim."""
+        """Whether a retry may help: connection lost, deadlock victim."""
 
     @abc.abstractmethod
     def explained(self, error: Exception) -> Exception:
-        """The error in words that say what to do, where we know; else the error itself."""
+        """An error that names the remedy where it is known; else the error itself."""
 
     def prepare(self, retention_hours: int, *, ledger: bool) -> None:
-        """Before any task: fail now if a commit would have to fail, and drop what dead jobs have left behind.
+        """Before any task: fail if a commit would fail, and drop the tables of dead jobs.
 
         ``ledger``: whether there will be a commit that is recorded. Raises SinkUnavailable.
         """
@@ -109,15 +109,15 @@ class SinkClient(abc.ABC):
         Tried again while the connection is lost: also a commit whose answer never came is safe to repeat, because the
         ledger knows. Raises StagingLost, SinkUnavailable.
         """
-        return self._patiently(lambda: self._publish_once(publication))
+        return self._with_retries(lambda: self._publish_once(publication))
 
     def clean(self, job: str, retention_hours: int) -> None:
-        """Drop the staging tables of a job that is over, and those that dead jobs have left behind."""
+        """Drop the staging tables of a finished job, and those of dead jobs."""
         with self.connect() as connection:
             self._clean(connection, lambda table, now: table.job == job or now - table.made > retention_hours * 3600)
 
     def wake(self) -> None:
-        """Tell sleeping workers, after the commit. Lost wake-ups cost a peek delay, so errors are not raised."""
+        """Notify idle workers after the commit. A lost notification costs a peek delay, so errors are not raised."""
         if self.sql.notify is None or self.wake_channel is None:
             return
         try:
@@ -180,7 +180,7 @@ class SinkClient(abc.ABC):
             if is_dead(table, int(now) // 1000):
                 self.execute(connection, self.sql.drop_staging(table))
 
-    def _patiently(self, action: Callable[[], _T]) -> _T:
+    def _with_retries(self, action: Callable[[], _T]) -> _T:
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, _PUBLISH_ATTEMPTS + 1):
             try:
@@ -197,7 +197,7 @@ class SinkClient(abc.ABC):
 
 
 def _readable(names: Iterable[str]) -> Iterator[StagingName]:
-    """Staging tables among the names. Others have our prefix and are somebody else's: they are left alone."""
+    """The staging tables among the names. Other tables with the prefix are not ours and are skipped."""
     for name in names:
         try:
             yield StagingName.parse(name)

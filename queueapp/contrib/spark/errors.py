@@ -20,9 +20,9 @@ class SinkUnavailable(SparkSinkError):
 
 
 class StagingLost(SparkSinkError):
-    """Staged rows were gone, or not all there, at the commit. Nothing was published; run the job again.
+    """Staged rows were missing at the commit. Nothing was published; run the job again.
 
-    The database crashed since the task staged them (staging tables are not logged), or somebody dropped the table.
+    The database crashed since the task staged them (staging tables are not logged), or an operator dropped the table.
     """
 
     def __init__(self, table: str, expected: int, found: int | None) -> None:

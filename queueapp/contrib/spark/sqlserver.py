@@ -111,7 +111,7 @@ class SqlServerClient(SinkClient):
                 connection.rollback()
                 connection.autocommit = True
             raise
-        # Else what follows on this connection would be in a transaction that nobody commits.
+        # Otherwise later statements on this connection would be in a transaction without a commit.
         connection.autocommit = True
 
     def execute(self, connection: Any, sql: str, params: Sequence[Any] = ()) -> tuple[int, list[Any]]:

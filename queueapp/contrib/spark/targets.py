@@ -82,7 +82,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
     targets = []
     for queue in queues:
         delivery = queue.delivery
-        # Where messages expire by their age the queue's statements see to it, whoever wrote them.
+        # Messages that expire by their age are found by the queue's statements, not by a column.
         lifetime = None if delivery.expires_by_age else delivery.expiration
         targets.append(
             QueueTarget(

@@ -119,3 +119,26 @@ def test_a_host_name_cannot_turn_the_title_around(operator: Client, db: None) ->
         text = operator.get(page).content.decode()
         assert "\u202e" not in text, page
         assert "⟨U+202E⟩" in text or page.endswith("/history/"), page
+
+
+def test_a_process_with_several_queues_is_one_row(operator: Client, db: None) -> None:
+    common = {"host": "w", "process": 7, "process_start": "boot", "supervisor": uuid.uuid4(), "concurrency": 4}
+    for queue in ("testapp.Leased", "testapp.Transactional", NO_QUEUES[0]):
+        Subscriber.objects.create(
+            queue=queue, handled=10, received=11, alive_until=Now() + timedelta(minutes=1), **common
+        )
+    again = common | {"process_start": "another boot", "supervisor": uuid.uuid4()}
+    Subscriber.objects.create(queue="testapp.Leased", handled=1, alive_until=Now() - timedelta(minutes=1), **again)
+
+    response = operator.get(url(Subscriber))
+    rows = response.context["cl"].result_list
+    assert sorted(len(row.of_process) for row in rows) == [1, 3]
+    text = response.content.decode()
+    for row in Subscriber.objects.all():
+        assert f'<a href="{url(Subscriber, "change", row.pk)}">' in text
+    assert "20 handled" in text
+    assert "4 receivers, 0 in flight" in text
+
+    of_one_queue = operator.get(url(Subscriber) + "?queue=testapp.Transactional").context["cl"].result_list
+    assert [len(row.of_process) for row in of_one_queue] == [3]
+    assert len(operator.get(url(Subscriber) + "?alive=no").context["cl"].result_list) == 1

@@ -347,7 +347,7 @@ def test_assertions_say_what_there_was(kit: Kit) -> None:
     ):
         with pytest.raises(AssertionError, match=r"Shipped .*\"order\":7"):
             wrong()
-    with pytest.raises(AssertionError, match=r"was to be handled\. There was: nothing"):
+    with pytest.raises(AssertionError, match=r"to be handled\. Outcomes: nothing"):
         kit.assert_handled(Leased)
     with pytest.raises(AssertionError, match="is no consumer"):
         kit.assert_handled(len)

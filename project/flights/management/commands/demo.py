@@ -1,4 +1,4 @@
-"""``manage.py demo``: the main job on real input, from the source file to the checked figures; ends by itself."""
+"""``manage.py demo``: the main job on real input, from the source file to the checked figures."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from project.celery import app
 
 
 class Command(BaseCommand):
-    """Run one of Celery's processes until it is told to stop."""
+    """Run one of Celery's processes until it gets a signal."""
 
     help = "Run Celery's worker for the periodic housekeeping of the site, or its clock (beat)."
     requires_system_checks = []
