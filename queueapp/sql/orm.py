@@ -11,7 +11,7 @@ from django.db.models.functions import Cast
 from django.db.models.sql.datastructures import BaseTable
 
 from .sqlserver.columns import LOOKING
-from .sqlserver.session import json_of
+from .sqlserver.session import counted_rows, json_of
 
 if TYPE_CHECKING:
     _Lookup = Lookup[Any]
@@ -93,7 +93,12 @@ class _BodyText(Func):
         # XML is the only way from UTF-8 to text on every version. "]]>" would end the CDATA and is written as a JSON
         # escape.
         opening = 'CONVERT(varbinary(max), \'<?xml version="1.0" encoding="UTF-8"?><![CDATA[\')'
-        within = f"CONVERT(varbinary(max), REPLACE(CONVERT(varchar(max), {body}), ']]>', ']]\\u003E'))"
+        bytes_as_text = f"REPLACE(CONVERT(varchar(max), {body}), ']]>', ']]\\u003E')"
+        # U+FFFE and U+FFFF are valid in JSON and not in XML. Without COLLATE, which would convert the bytes to its code page.
+        for code, last in (("FFFE", "BE"), ("FFFF", "BF")):
+            raw = f"CONVERT(varchar(3), 0xEFBF{last})"
+            bytes_as_text = f"REPLACE({bytes_as_text}, {raw}, '\\u{code}')"
+        within = f"CONVERT(varbinary(max), {bytes_as_text})"
         text = f"CAST({opening} + {within} + CONVERT(varbinary(max), ']]>') AS xml).value('.', 'nvarchar(max)')"
         if not self.is_long:
             return f"JSON_VALUE({text}, '{path}')", params  # an aggregate accepts it, and no subquery
@@ -133,8 +138,12 @@ def insert_select(connection: Any, rows: Any, model: Any, values: dict[Any, Any]
     select, params = selected.query.get_compiler(connection=connection).as_sql()
     columns = ", ".join(quote(field.column) for field in values)
     # Index: that of ``Among``. Safe: the caller's transaction, which has locked the rows that are read.
+    sql = f"INSERT INTO {quote(model._meta.db_table)} ({columns}) {select}"
     with connection.cursor() as cursor:
-        cursor.execute(f"INSERT INTO {quote(model._meta.db_table)} ({columns}) {select}", params)
+        if connection.vendor == "microsoft":
+            cursor.execute(f"{sql}; SELECT @@ROWCOUNT", params)  # rowcount is -1 where NOCOUNT is on
+            return counted_rows(cursor)
+        cursor.execute(sql, params)
         return int(cursor.rowcount)
 
 

@@ -21,7 +21,7 @@ from ..message_columns import Outgoing, Row
 from ..tables import StoreTable
 from .claims import SqlServerClaims
 from .columns import KEYS, LOOKING, TAKING, Statements, TableText, unevaluated
-from .errors import LockTimeout
+from .errors import DEADLOCKED, LockRefused, LockTimeout
 from .figures import SqlServerFigures
 from .inserts import SqlServerInserts
 from .limits import SqlServerLimits
@@ -66,7 +66,11 @@ class SqlServerBarriers(Statements, Barriers):
     def _lock_for(self, connection: Any, purpose: str, mode: str, wait_ms: int = -1) -> bool:
         # No table is read. Safe: released when the transaction ends in any way.
         sql = f"SET NOCOUNT ON; DECLARE @held int; {_locking(mode, wait_ms)}; SELECT @held"
-        return bool(fetch(connection, sql, (lock_name(purpose, self.table.db_table),))[0][0] >= 0)
+        name = lock_name(purpose, self.table.db_table)
+        answer = int(fetch(connection, sql, (name,))[0][0])
+        if answer < -1:  # not a timeout: the victim of a deadlock, which the caller retries, or an error
+            raise LockRefused(name, answer)
+        return answer >= 0
 
     def lock_sends(self, connection: Any, *, exclusive: bool) -> None:
         if not self._lock_for(connection, "send", "Exclusive" if exclusive else "Shared"):
@@ -173,7 +177,7 @@ class LockingInserts(SqlServerInserts):
     """Single sends of such a queue, which take the send lock in their own batch."""
 
     def insert(self, connection: Any, message: Outgoing) -> None:
-        sql, params = self.insert_of(message)
+        (sql, params), (number, text) = self.insert_of(message), DEADLOCKED
         # One batch with a transaction of its own if there is none: outside of one the lock would be released before the
         # INSERT. No index is read. Safe: a failure is rolled back here; the transaction of a caller is left to the
         # caller.
@@ -181,6 +185,7 @@ class LockingInserts(SqlServerInserts):
             "DECLARE @own bit = CASE WHEN @@TRANCOUNT = 0 THEN 1 ELSE 0 END; DECLARE @held int; "
             "BEGIN TRY IF @own = 1 BEGIN TRANSACTION; "
             f"{_locking('Exclusive' if message.is_barrier else 'Shared', -1)}; "
+            f"IF @held = -3 THROW {number}, '{text}', 1; "
             "IF @held < 0 THROW 51000, 'The lock of the queue was not granted.', 1; "
             f"{sql}; IF @own = 1 COMMIT TRANSACTION; END TRY "
             "BEGIN CATCH IF @own = 1 AND @@TRANCOUNT > 0 ROLLBACK TRANSACTION; THROW; END CATCH"

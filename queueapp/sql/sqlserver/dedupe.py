@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import QueueError
 from ...messages.ids import as_uuid
 from ..dedupe import Dedupe, EarlyAcks
 from ..tables import QueueTable, StoreTable
 from .columns import KEEPING, MAX_BATCH, TAKING
+from .errors import LockRefused
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 
 _PAIRS = "OPENJSON(%s) WITH ([key] varchar(64) '$[0]', [id] uniqueidentifier '$[1]') AS u"
@@ -125,7 +125,7 @@ class SqlServerEarlyAcks(EarlyAcks):
             (name,),
         )[0][0]
         if got < 0:
-            raise QueueError(f"The lock {name!r} was refused: sp_getapplock said {got}.")
+            raise LockRefused(name, got)
 
     def store(
         self, connection: Any, db_table: str, queue: str, ids: Sequence[uuid.UUID], kind: str, keep_ms: int

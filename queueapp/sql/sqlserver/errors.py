@@ -22,7 +22,7 @@ LOCK_TIMEOUT = 1222
 
 #: (numbers, what they mean, how the server's English message for them goes on mssql-python)
 _ERRORS: tuple[tuple[tuple[int, ...], ErrorKind, str], ...] = (
-    ((1205,), ErrorKind.DEADLOCK, "deadlocked on .* and has been chosen as the deadlock victim"),
+    ((1205, 51205), ErrorKind.DEADLOCK, "deadlocked on .* and has been chosen as the deadlock victim"),
     ((3960, 3961), ErrorKind.DEADLOCK, "Snapshot isolation transaction (aborted|failed)"),
     ((LOCK_TIMEOUT,), ErrorKind.LOCKED, "Lock request time out period exceeded"),
     ((208, 4902), ErrorKind.MISSING, "Invalid object name|Cannot find the object"),
@@ -69,6 +69,11 @@ _BY_STATE = {
     "08S02": ErrorKind.CONNECTION,
 }
 
+#: What ``sp_getapplock`` returns: a timeout, and the victim of a deadlock.
+_OF_LOCKS = {-1: ErrorKind.LOCKED, -3: ErrorKind.DEADLOCK}
+#: The number and text that our batches throw for the second.
+DEADLOCKED = 51205, "Transaction was deadlocked on a lock and has been chosen as the deadlock victim."
+
 _NUMBER = re.compile(r"\((-?\d+)\) \(SQL")
 _UNNAMED_STATE = re.compile(r"SQLSTATE code: (\w{5})")
 
@@ -81,11 +86,21 @@ class LockTimeout(OperationalError):
         super().__init__(f"Lock request time out period exceeded ({wait_ms} ms).")
 
 
+class LockRefused(OperationalError):
+    """``sp_getapplock`` did not grant a lock. It raises nothing by itself, not even for the victim of a deadlock (-3)."""
+
+    def __init__(self, name: str, answer: int) -> None:
+        self.answer = answer
+        super().__init__(f"The lock {name!r} was refused: sp_getapplock said {answer}.")
+
+
 def error_kind(error: BaseException, *, table_only: bool = False) -> ErrorKind:
     """Classify a database error. ``table_only``: a missing column is OTHER, so that MISSING means the table."""
     for cause in _chain(error):
         if isinstance(cause, LockTimeout):
             return ErrorKind.LOCKED
+        if isinstance(cause, LockRefused):
+            return _OF_LOCKS.get(cause.answer, ErrorKind.OTHER)
         if type(cause).__module__.partition(".")[0] in ("mssql_python", "pyodbc"):
             return _kind(cause, table_only)
     return ErrorKind.OTHER

@@ -18,6 +18,7 @@ from ..claims import FOREVER, SEQ, Claimed, SeqRange
 from ..limits import ConcurrencyLimits, KnownClaims, Leased, LimitedClaim, lock_number
 from .claims import Claim, SqlServerClaims
 from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, Returned, Statements, TableText, guid
+from .errors import LockRefused
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 
 _FOREVER = f"CAST('{FOREVER.astimezone(UTC).replace(tzinfo=None).isoformat()}' AS datetime2)"
@@ -78,7 +79,7 @@ class QueueLock:
         while (got := int(fetch(connection, sql, (self.resource,))[0][0])) == _TIMED_OUT:
             pass
         if got < 0:
-            raise RuntimeError(f"The lock of {self._label} was refused: sp_getapplock said {got}.")
+            raise LockRefused(self._label, got)
 
 
 class SqlServerLimits(Statements, ConcurrencyLimits):

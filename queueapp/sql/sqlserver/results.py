@@ -80,8 +80,8 @@ class SqlServerTaskResults(Statements, TaskResults):
         if not outcomes:
             return
         table = quote_table(results)
-        values = [[n, *(in_json(getattr(outcome, name)) for name in _TYPES)] for n, outcome in enumerate(outcomes)]
-        given = Json(json.dumps(values, separators=(",", ":")))
+        rows = [[n, *(in_json(getattr(outcome, name)) for name in _TYPES)] for n, outcome in enumerate(outcomes)]
+        given = Json(json.dumps(rows, separators=(",", ":")))
         # Index: the primary key. Safe: KEEPING, so of two transactions that store the same one the second waits and
         # then overwrites it.
         values = ", ".join(f"[{name}] = {value}" for name, value in _VALUES.items())

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import OperationalError
-
 from ..schema import Drift, IndexInfo, Schema, SettingAdvice
+from .errors import LockRefused
 from .session import execute, fetch, quote_table
 
 #: The resource of the migration lock, the wait of one call, and its answer after that time.
@@ -157,9 +156,7 @@ class SqlServerSchema(Schema):
         while (got := fetch(connection, sql, (_MIGRATING,))[0][0]) == _NOT_YET:
             pass
         if got < 0:
-            raise OperationalError(
-                f"The lock {_MIGRATING!r}, under which migrations run, was refused: sp_getapplock said {got}."
-            )
+            raise LockRefused(_MIGRATING, got)
 
     def unlock_migrations(self, connection: Any) -> None:
         # The drivers keep the session of a closed connection, and with it this lock, for the next connection.

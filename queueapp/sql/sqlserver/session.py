@@ -81,12 +81,40 @@ def later_params(ms: int) -> tuple[int, int]:
 
 
 def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
-    """Run a statement without OUTPUT and return how many rows it touched. Errors are ``django.db.Error``s.
+    """Run a statement without OUTPUT and return the number of rows. Errors are ``django.db.Error``s.
 
-    ``rowcount`` is -1 wherever NOCOUNT is on, by a server's ``user options`` or a statement before, and every ack
-    would look like a lost lease. @@ROWCOUNT is right in both cases, and it is the only result with NOCOUNT on.
+    ``rowcount`` is -1 wherever NOCOUNT is on, by a server's ``user options`` or an earlier statement, and every ack
+    would look like a lost lease. @@ROWCOUNT is right in both cases, and it is the only result with NOCOUNT on. With
+    parameters SET NOCOUNT ends with the batch; without any it would stay on for the session, whose other users read
+    ``rowcount``, so there the counts before @@ROWCOUNT are skipped instead.
     """
-    return int(fetch(connection, f"SET NOCOUNT ON; {sql}; SELECT @@ROWCOUNT", params)[0][0])
+    if params:
+        return int(fetch(connection, f"SET NOCOUNT ON; {sql}; SELECT @@ROWCOUNT", params)[0][0])
+    with connection.cursor() as cursor:
+        cursor.execute(f"{sql}; SELECT @@ROWCOUNT")
+        return counted_rows(cursor)
+
+
+def counted_rows(cursor: Any) -> int:
+    """The answer of ``SELECT @@ROWCOUNT`` at the end of a batch, with NOCOUNT on or off."""
+    while cursor.description is None and cursor.nextset():
+        pass
+    count = int(cursor.fetchall()[0][0])
+    while cursor.nextset():
+        pass
+    return count
+
+
+def set_option(connection: Any, statement: str) -> None:
+    """Run a SET statement, which holds for the session since its batch has no parameters. Beneath Django's cursor, which
+    refuses every statement while a rollback is due: a setting has to be reset then, too."""
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        cursor = connection.create_cursor()
+        try:
+            cursor.execute(statement)
+        finally:
+            cursor.close()
 
 
 def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:

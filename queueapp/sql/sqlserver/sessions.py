@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import Error
@@ -13,7 +13,7 @@ from django.db import Error
 from ..base import ErrorKind
 from ..sessions import Sessions, SessionState
 from .errors import error_kind
-from .session import execute
+from .session import set_option
 
 #: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not
 #: end before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
@@ -96,12 +96,20 @@ class SqlServerSessions(Sessions):
     @contextmanager
     def lock_timeout(self, connection: Any, ms: int) -> Iterator[None]:
         # No table is read, here or below.
-        execute(connection, f"SET LOCK_TIMEOUT {max(1, int(ms))}", ())
+        set_option(connection, f"SET LOCK_TIMEOUT {max(1, int(ms))}")
         try:
             yield
         finally:
-            with suppress(Error):  # a session that is lost has none to set back
-                execute(connection, "SET LOCK_TIMEOUT -1", ())
+            self._reset_lock_timeout(connection)
+
+    @staticmethod
+    def _reset_lock_timeout(connection: Any) -> None:
+        try:
+            set_option(connection, "SET LOCK_TIMEOUT -1")
+        except Error as error:
+            # A lost session has no setting. Any other failure is raised: all later statements would fail on locks.
+            if error_kind(error) is not ErrorKind.CONNECTION:
+                raise
 
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         return {}  # the drivers send keepalives: after 30 s, then each second

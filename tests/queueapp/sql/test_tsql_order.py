@@ -33,7 +33,8 @@ LOCK = (
 LOCKING = re.compile(rf"SET NOCOUNT ON; DECLARE @held int; {LOCK}; SELECT @held")
 INSERTING = re.compile(
     r"SET NOCOUNT ON; DECLARE @own bit = CASE WHEN @@TRANCOUNT = 0 THEN 1 ELSE 0 END; DECLARE @held int; BEGIN TRY "
-    rf"IF @own = 1 BEGIN TRANSACTION; {LOCK}; IF @held < 0 THROW 51000, '[\w .]+', 1; (?P<insert>INSERT INTO .*); "
+    rf"IF @own = 1 BEGIN TRANSACTION; {LOCK}; IF @held = -3 THROW 51205, '[\w .]+', 1; "
+    rf"IF @held < 0 THROW 51000, '[\w .]+', 1; (?P<insert>INSERT INTO .*); "
     r"IF @own = 1 COMMIT TRANSACTION; END TRY BEGIN CATCH IF @own = 1 AND @@TRANCOUNT > 0 ROLLBACK TRANSACTION; THROW; "
     r"END CATCH; SELECT @@ROWCOUNT"
 )

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from sqlglot import exp
 
-from queueapp.errors import QueueError
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, PoisonMessage
-from queueapp.sql import SessionState
+from queueapp.sql import ErrorKind, SessionState
 from queueapp.sql.acks import LeaseHolder, Limits
 from queueapp.sql.claims import SeqRange
 from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS, SENT, WHOLE, Kind, Outgoing, Row
@@ -529,10 +529,23 @@ def test_a_lock_on_a_name_is_the_transactions(shared: bool, mode: str) -> None:
     assert f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1" in statement.sql
 
 
-def test_a_lock_that_was_refused_is_an_error() -> None:
-    def lock(_: Any, connection: Any, recorder: Recorder) -> None:
-        recorder.answers = [[(-3,)]]
-        SqlServerBackend().early_acks.lock_name(connection, "SECRET")
+APPLICATION_LOCKS: dict[str, Callable[[SqlServerQueueSql, Any], Any]] = {
+    "early ack": lambda sql, c: SqlServerBackend().early_acks.lock_name(c, "SECRET"),
+    "limit": lambda sql, c: sql.limits.lock(c),
+    "barrier": lambda sql, c: sql.barriers.lock_sends(c, exclusive=True),
+    "migration": lambda sql, c: SqlServerBackend().schema.lock_migrations(c),
+}
 
-    with pytest.raises(QueueError, match="sp_getapplock said -3"):
+
+@pytest.mark.parametrize(("answer", "kind"), [(-3, ErrorKind.DEADLOCK), (-999, ErrorKind.OTHER)])
+@pytest.mark.parametrize("name", APPLICATION_LOCKS)
+def test_a_lock_that_was_refused_is_an_error_of_its_kind(name: str, answer: int, kind: ErrorKind) -> None:
+    """The procedure raises nothing for the victim of a deadlock, which has to be retried."""
+
+    def lock(sql: SqlServerQueueSql, connection: Any, recorder: Recorder) -> None:
+        recorder.answers = [[(answer,)]]
+        APPLICATION_LOCKS[name](sql, connection)
+
+    with pytest.raises(OperationalError, match=f"sp_getapplock said {answer}") as raised:
         statements_of(PLAIN, lock)
+    assert SqlServerBackend().error_kind(raised.value) is kind

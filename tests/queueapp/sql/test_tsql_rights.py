@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlglot import exp
 
 from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.session import execute
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import kinds, statements_of
 from tests.queueapp.sql.tsql import placeholders
@@ -34,5 +37,22 @@ def test_a_lock_is_waited_for_no_longer_and_the_session_is_as_before() -> None:
             pass
 
     before, after = (sent.sql for sent, _ in statements_of(TABLE, look))
-    assert "; SET LOCK_TIMEOUT 5;" in before
-    assert "; SET LOCK_TIMEOUT -1;" in after
+    assert (before, after) == ("SET LOCK_TIMEOUT 5", "SET LOCK_TIMEOUT -1")
+
+
+def test_a_lock_timeout_is_reset_while_a_rollback_is_due() -> None:
+    """Django's cursor refuses every statement then, and the timeout would stay for the session."""
+
+    def look(_s: object, c: Any, _: object) -> None:
+        with _backend.sessions.lock_timeout(c, 5):
+            c.in_atomic_block = c.needs_rollback = True
+
+    assert [sent.sql for sent, _ in statements_of(TABLE, look)] == ["SET LOCK_TIMEOUT 5", "SET LOCK_TIMEOUT -1"]
+
+
+def test_a_statement_without_parameters_leaves_nocount_as_it_was() -> None:
+    """Without parameters a SET holds for the session, and the ORM's next ``rowcount`` would be -1."""
+    ((sent, _),) = statements_of(TABLE, lambda s, c, _: execute(c, "DELETE FROM [t]", ()))
+    assert sent.sql == "DELETE FROM [t]; SELECT @@ROWCOUNT"
+    ((sent, _),) = statements_of(TABLE, lambda s, c, _: execute(c, "DELETE FROM [t] WHERE [a] = %s", (1,)))
+    assert sent.sql.startswith("SET NOCOUNT ON; ")

@@ -9,8 +9,25 @@ from django.db.models import CharField, IntegerField, TextField
 from sqlglot import exp
 
 from queueapp.consuming.set_consumers import MessageSet
+from queueapp.sql.orm import as_value, insert_select
 from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
 from tests.testapp.models import Effect, InSets
+
+
+def test_rows_inserted_are_counted_where_nocount_is_on() -> None:
+    """``rowcount`` is -1 then, as it is with the recorder."""
+    recorder = Recorder(answers=[[(2,)]])
+    messages = MessageSet(InSets, "default", [1, 2])
+    name = Effect._meta.get_field("name")
+
+    assert insert_select(never_connected(recorder), messages.rows, Effect, {name: as_value("a", name)}) == 2
+    assert recorder.statements[0].sql.endswith("; SELECT @@ROWCOUNT")
+
+
+def test_characters_that_xml_does_not_know_are_escaped_in_a_body() -> None:
+    sql, _ = compiled(MessageSet(InSets, "default", [1]).rows.annotate(a=MessageSet.body("a")))
+    for code, last in (("FFFE", "BE"), ("FFFF", "BF")):
+        assert f"CONVERT(varchar(3), 0xEFBF{last}), '\\u{code}')" in sql
 
 
 def compiled(rows: Any) -> tuple[str, tuple[Any, ...]]:
