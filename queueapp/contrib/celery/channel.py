@@ -167,7 +167,8 @@ class Channel(virtual.Channel):
         return topology.purge(self.alias, queue)
 
     def get_table(self, exchange: str) -> list[tuple[str, Any, str]]:
-        """The routes of a topic exchange, cached for a moment: each worker publishes a heartbeat there every two seconds."""
+        """The routes of a topic exchange, cached for a moment: each worker publishes a heartbeat there every two
+        seconds."""
         cache, now = self._transport.routing_tables, monotonic()
         if exchange not in cache or now > cache[exchange][0]:
             kind = self.typeof(exchange)
@@ -224,7 +225,8 @@ class Channel(virtual.Channel):
             self._store(connection, queue, message)
 
     def _put_routed(self, exchange: str, routing_key: str | None, message: dict[str, Any]) -> int:
-        # Remote control acts now: a ping inside of a transaction would wait for its commit, and a rollback would undo a revoke.
+        # Remote control acts now: a ping inside of a transaction would wait for its commit, and a rollback would undo a
+        # revoke.
         is_control = exchange.endswith(CONTROL_SUFFIX)
         row = row_to_route(message)
         tables = BrokerTables(DeclaredQueue._meta.db_table, Binding._meta.db_table)
@@ -243,7 +245,8 @@ class Channel(virtual.Channel):
         send.insert(BrokerQueue, connection, row if due is None else until_due(row, due), bytes, None, due)
 
     def _publishing(self, isolated: bool = False) -> Any:
-        """The connection of the caller's transaction, or a separate one; a lost one is closed, so that a retry opens another."""
+        """The connection of the caller's transaction, or a separate one; a lost one is closed, so that a retry opens
+        another."""
         if (isolated or not self._transport.options.transactional) and connections[self.alias].in_atomic_block:
             return isolated_connection(self.alias)
         return _Publishing(connections[self.alias])
@@ -321,7 +324,8 @@ class Channel(virtual.Channel):
         self._transport.release(leases, handled=handled)
 
     def is_spent(self, message: Delivered) -> bool:
-        """Whether a message becomes poison instead of being requeued: its task killed its process in each of ``max_deliveries``."""
+        """Whether a message becomes poison instead of being requeued: its task killed its process in each of
+        ``max_deliveries``."""
         limit = self._transport.options.max_deliveries
         if not message.process_died or not limit or message.deliveries < limit:
             return False
@@ -339,8 +343,8 @@ class Channel(virtual.Channel):
         return bool(self._transport.options.keep_failed)
 
     def _move_to_poison(self, lease: LeasedMessage, reason: str, **columns: Any) -> None:
-        """Move a leased message to poison. After an error its lease is released, so that it is delivered again: a lease without an
-        end would be renewed for as long as the worker lives."""
+        """Move a leased message to poison. After an error its lease is released, so that it is delivered again: a lease
+        without an end would be renewed for as long as the worker lives."""
 
         def move() -> bool:
             with transaction.atomic(using=self.alias):
@@ -360,7 +364,8 @@ class Channel(virtual.Channel):
 
 
 class _Publishing:
-    """Context manager of the thread's own connection, which it closes after an error that says the connection is lost."""
+    """Context manager of the thread's own connection, which it closes after an error that says the connection is
+    lost."""
 
     __slots__ = ("_connection",)
 

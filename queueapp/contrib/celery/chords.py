@@ -1,18 +1,18 @@
 """Chords: the body is sent when the last member has ended, in the transaction that records this end.
 
-One transaction stores a member's result, counts the member and, if it is the last one, sends the body (this transport sends on
-the same connection) and finishes the chord::
+One transaction stores a member's result, counts the member and, if it is the last one, sends the body (this transport
+sends on the same connection) and finishes the chord::
 
     result stored -> part stored and counted -> (last: parts read -> chord finished -> body sent) -> commit
 
-If the process dies before the commit, nothing is recorded, and the next delivery of the member repeats all of it. If it dies
-after the commit, everything is recorded, and a redelivered member is not counted again: its part exists, or the chord is
-finished. Members of one chord end one after the other, because they count in one row. With another broker the body is sent before
-the commit: it may then be sent twice, and is never lost.
+If the process dies before the commit, nothing is recorded, and the next delivery of the member repeats all of it. If it
+dies after the commit, everything is recorded, and a redelivered member is not counted again: its part exists, or the
+chord is finished. Members of one chord end one after the other, because they count in one row. With another broker the
+body is sent before the commit: it may then be sent twice, and is never lost.
 
-A failed member is counted as well. The last member then fails the chord in the same transaction: the body's result, its error
-callbacks and the rest of its chain. Error callbacks that Celery calls in the worker, instead of sending them as tasks, are called
-after the commit, because they are user code that may change the connection.
+A failed member is counted as well. The last member then fails the chord in the same transaction: the body's result, its
+error callbacks and the rest of its chain. Error callbacks that Celery calls in the worker, instead of sending them as
+tasks, are called after the commit, because they are user code that may change the connection.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Chords:
         self._end(request, end, bool(request and request.chord))
 
     def end_discarded(self, request: Any, error: Exception, state: str, *, store_result: bool) -> None:
-        """End a task whose message was discarded, in the caller's transaction, unless it has ended before. Error callbacks that
-        Celery calls are called after the commit."""
+        """End a task whose message was discarded, in the caller's transaction, unless it has ended before. Error
+        callbacks that Celery calls are called after the commit."""
         from .result_rows import results_of
 
         if any(row.status in states.READY_STATES for row in results_of(self.alias, [request.id])):
@@ -226,7 +226,8 @@ class Chords:
             self._complete(request, parts)
 
     def _fail_expired(self, request: Any) -> None:
-        """Fail the body of a chord that expired (``result_chord_expires``) before this member ended. Once: for the first such one."""
+        """Fail the body of a chord that expired (``result_chord_expires``) before this member ended. Once: for the
+        first such one."""
         from . import result_rows
 
         result_rows.delete_parts(self.alias, request.group)
@@ -234,7 +235,8 @@ class Chords:
         try:
             raise ChordError(f"The chord expired before its member {request.id} ended (result_chord_expires)")
         except ChordError as error:  # Celery reads the traceback of the current exception
-            self.chord_error_from_stack(maybe_signature(request.chord, app=self.app), error)  # type: ignore[attr-defined]
+            body = maybe_signature(request.chord, app=self.app)
+            self.chord_error_from_stack(body, error)  # type: ignore[attr-defined]
 
     def _complete(self, request: Any, parts: list[Any]) -> None:
         """Send the body of a chord whose members have all ended; fail the chord if that is not possible."""
@@ -276,8 +278,8 @@ class Chords:
         return value
 
     def _raise_database_error(self, error: BaseException | None) -> None:
-        """Raise a database error: it is not a failure of the chord. The transaction is rolled back, and retried by this call or by
-        the next delivery of the task."""
+        """Raise a database error: it is not a failure of the chord. The transaction is rolled back, and retried by this
+        call or by the next delivery of the task."""
         cause = error
         while cause is not None:
             if isinstance(cause, Error):

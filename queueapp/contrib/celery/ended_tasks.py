@@ -3,9 +3,10 @@
     expired, purged, queue deleted        -> REVOKED
     poison without a result of Celery's   -> FAILURE (max_deliveries, a rejected or malformed message)
 
-Without a result every caller of ``get()``, the chain and the chord of the task would wait for ever. The part of the chord is counted
-and the error callbacks are called as for any failed task. A result backend other than this package, or in another database, is
-written before the commit: it may then say REVOKED of a task whose message is still there, and is corrected when the task runs.
+Without a result every caller of ``get()``, the chain and the chord of the task would wait for ever. The part of the
+chord is counted and the error callbacks are called as for any failed task. A result backend other than this package, or
+in another database, is written before the commit: it may then say REVOKED of a task whose message is still there, and
+is corrected when the task runs.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def _store(app: Any, request: Any, error: Exception, state: str) -> None:
 
 
 def _request_of(app: Any, stored: str, body: Any) -> Any:
-    """The request of a message as Celery's result backends read it; None: the message is not a task, or has no valid id."""
+    """The request of a message as Celery's result backends read it; None: the message is not a task, or has no valid
+    id."""
     from celery.app.task import Context
 
     from .chords import is_id
@@ -120,7 +122,8 @@ def _request_of(app: Any, stored: str, body: Any) -> Any:
 
 
 _FROM_HEADERS = (
-    "task", "id", "root_id", "parent_id", "group", "group_index", "retries", "ignore_result", "stamped_headers", "stamps",
+    "task", "id", "root_id", "parent_id", "group", "group_index", "retries", "ignore_result",
+    "stamped_headers", "stamps",
 )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
-"""Moves a task that has failed for good to poison, with its traceback: out of retries, over its time limit, or its process died.
+"""Moves a task that has failed for good to poison, with its traceback: out of retries, over its time limit, or its
+process died.
 
-Celery acks the message of such a task. Here it is moved to the poison table instead: in one transaction if it is still leased
-(``acks_late``), else as a new record made from the received message. Requeued from the poison page, the task runs again with the
-retries that it had left. ``broker_transport_options["keep_failed"] = False``, or ``keep_failed = False`` on a task, turns this off.
-The worker's main process does it, because it learns of every end, also of the death of a child.
+Celery acks the message of such a task. Here it is moved to the poison table instead: in one transaction if it is still
+leased (``acks_late``), else as a new record made from the received message. Requeued from the poison page, the task
+runs again with the retries that it had left. ``broker_transport_options["keep_failed"] = False``, or ``keep_failed =
+False`` on a task, turns this off. The worker's main process does it, because it learns of every end, also of the death
+of a child.
 """
 
 from __future__ import annotations
@@ -176,8 +178,9 @@ class TolerantRequest(CeleryRequest):
 
 
 def _guarded(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """A task that cannot be sent to the pool, as one whose arguments cannot be pickled, becomes poison. Celery calls this from timers
-    as well (ETA, rate limit), outside of its error handling; after TaskRevokedError it frees the place in the pool."""
+    """A task that cannot be sent to the pool, as one whose arguments cannot be pickled, becomes poison. Celery calls
+    this from timers as well (ETA, rate limit), outside of its error handling; after TaskRevokedError it frees the place
+    in the pool."""
 
     def execute_using_pool(self: Any, pool: Any, **kwargs: Any) -> Any:
         try:

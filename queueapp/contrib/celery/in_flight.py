@@ -1,8 +1,8 @@
 """The messages that this process has claimed and not ended yet, and the acks and releases that are not written yet.
 
-Acks arrive one by one from any thread and are written in batches. One token serves the claims of half a lease period: no lease
-can expire and be taken again under the same token in that time, so the token fences as well as one per claim, and the acks of
-many claims are one statement.
+Acks arrive one by one from any thread and are written in batches. One token serves the claims of half a lease period:
+no lease can expire and be taken again under the same token in that time, so the token fences as well as one per claim,
+and the acks of many claims are one statement.
 """
 
 from __future__ import annotations
@@ -157,8 +157,9 @@ class Leases:
         return total
 
     def release(self, connection: Any, leases: Iterable[LeasedMessage], *, handled: bool) -> int:
-        """End leases now, each message in its old place; returns the number that were still leased here. ``handled``: a consumer
-        had the messages, so their delivery stays counted. A release that fails is tried again by ``retry_releases``."""
+        """End leases now, each message in its old place; returns the number that were still leased here. ``handled``: a
+        consumer had the messages, so their delivery stays counted. A release that fails is tried again by
+        ``retry_releases``."""
         by_token: dict[uuid.UUID, list[int]] = {}
         for lease in leases:
             by_token.setdefault(lease.token, []).append(lease.seq)

@@ -1,8 +1,8 @@
 """Rejects malformed task messages: they name a task, and their headers or body are not what Celery writes.
 
-Celery does not validate them and fails outside of its error handling: the worker exits, the message is delivered again and ends
-the next worker, or the task is never started and never acked. Here such a message is refused on receipt and becomes poison, with
-the reason.
+Celery does not validate them and fails outside of its error handling: the worker exits, the message is delivered again
+and ends the next worker, or the task is never started and never acked. Here such a message is refused on receipt and
+becomes poison, with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The tables of the Celery broker (messages, declared queues, exchanges, bindings, moves between brokers) and of the result backend."""
+"""The tables of the Celery broker (messages, declared queues, exchanges, bindings, moves between brokers) and of the
+result backend."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The ``broker_transport_options`` of this transport. Options of kombu and of other brokers are ignored, so that a project changes
-its URL and nothing else."""
+"""The ``broker_transport_options`` of this transport. Options of kombu and of other brokers are ignored, so that a
+project changes its URL and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_prefetch",
         int,
         100,
-        "Maximum number of messages per claim without a prefetch count, and of messages read ahead where tasks are fast.",
+        "Maximum number of messages per claim without a prefetch count, and of messages read ahead where tasks are "
+        "fast.",
         low=1,
         high=3500,
     ),
@@ -36,7 +37,8 @@ OPTIONS: tuple[Option, ...] = (
         "polling_interval",
         float,
         5.0,
-        "Seconds between two polls of an idle worker that receives notifications. Without notifications it polls every 0.3 s.",
+        "Seconds between two polls of an idle worker that receives notifications. Without notifications it polls "
+        "every 0.3 s.",
         low=0.05,
         high=60.0,
     ),
@@ -58,7 +60,8 @@ OPTIONS: tuple[Option, ...] = (
         "keep_failed",
         bool,
         True,
-        "Whether a task that has failed for good becomes poison, with its traceback. `keep_failed` of a task overrides it.",
+        "Whether a task that has failed for good becomes poison, with its traceback. `keep_failed` of a task "
+        "overrides it.",
     ),
     Option(
         "services",

@@ -35,7 +35,8 @@ def move_to_poison(alias: str, lease: LeasedMessage, reason: str, **columns: Any
 
 
 def store_acked(alias: str, message: Delivered) -> None:
-    """Write the poison record of a message that was acked before its task failed, as it was sent, in the caller's transaction."""
+    """Write the poison record of a message that was acked before its task failed, as it was sent, in the caller's
+    transaction."""
     properties = {name: value for name, value in message.properties.items() if name != "expiration"}
     sent = row_for(
         {

@@ -61,8 +61,8 @@ class Poller:
         return more or monotonic() >= next_poll
 
     def polled(self, queues: Queues, *, found: bool, notifications: bool) -> None:
-        """Plan the next poll. A sender that sends all the time notifies once per interval, so the first poll that finds nothing
-        is repeated after that interval."""
+        """Plan the next poll. A sender that sends all the time notifies once per interval, so the first poll that finds
+        nothing is repeated after that interval."""
         interval = self._options.polling_interval
         idle = interval if notifications else min(POLL_WITHOUT_NOTIFY, interval)
         if self.plans.get(queues, (True, 0.0))[0] and not found and settings.NOTIFY:
@@ -70,8 +70,8 @@ class Poller:
         self.plans[queues] = found, monotonic() + idle
 
     def next_read_ahead(self, queues: Queues) -> int:
-        """Number of messages to read ahead: it doubles while messages are handled at once, and halves or drops to 0 where tasks
-        take longer, so that no task waits here that another worker could run."""
+        """Number of messages to read ahead: it doubles while messages are handled at once, and halves or drops to 0
+        where tasks take longer, so that no task waits here that another worker could run."""
         seconds = monotonic() - self.read_at
         if seconds < READ_AHEAD and self.plans.get(queues, (True, 0.0))[0]:
             self.read_ahead = min(self._options.max_prefetch, max(FIRST_READ_AHEAD, 2 * self.read_ahead))
@@ -84,7 +84,8 @@ class Poller:
     def claim(
         self, session: Session, leases: Leases, queues: Queues, limit: int, *, own_marks: bool
     ) -> list[tuple[Claimed, LeasedMessage]]:
-        """Lease up to ``limit`` messages. ``own_marks``: start from fresh low-water marks, for a caller that polls any queue, rarely."""
+        """Lease up to ``limit`` messages. ``own_marks``: start from fresh low-water marks, for a caller that polls any
+        queue, rarely."""
         marks = LowWaterMarks(_levels_of(queues), True) if own_marks else self._marks_of(queues)
         more = self.plans.get(queues, (False, 0.0))[0]
         # Released messages lie below a mark; while messages keep arriving, that range is covered by every n-th claim.

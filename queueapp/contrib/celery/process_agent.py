@@ -1,9 +1,10 @@
-"""The background threads of a process that consumes: one agent per process and database, shared by all of its connections.
+"""The background threads of a process that consumes: one agent per process and database, shared by all of its
+connections.
 
-The agent sends heartbeats, so that leases are released when the process dies; writes acks; renews leases; extends the declared
-queues of its consumers and deletes expired ones; listens for notifications; and takes part in dispatching delayed messages and
-in maintenance, for a project that has no other workers. It has threads of its own because a task may block the main thread for
-hours. A forked child has no agent.
+The agent sends heartbeats, so that leases are released when the process dies; writes acks; renews leases; extends the
+declared queues of its consumers and deletes expired ones; listens for notifications; and takes part in dispatching
+delayed messages and in maintenance, for a project that has no other workers. It has threads of its own because a task
+may block the main thread for hours. A forked child has no agent.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from .options import TransportOptions
 log = logging.getLogger("queueapp")
 
 LABEL = BrokerQueue._meta.label
-#: Seconds between rounds of an idle agent; seconds that acks are collected; seconds that an agent without connections stays.
+#: Seconds between rounds of an idle agent; seconds that acks are collected; seconds that an agent without connections
+#: stays.
 IDLE_WAIT, ACK_DELAY, LINGER = 0.25, 0.02, 2.0
 #: Seconds between two rounds of its maintenance: an idle worker sends few statements.
 MAINTENANCE_INTERVAL = 5.0
@@ -128,8 +130,8 @@ class ProcessAgent(Service):
                 self._breaker.success()
                 self._logged_error = None
             except Exception as error:
-                # Any exception: nothing else in this process renews leases and writes acks, and nothing restarts a Celery
-                # process whose agent has ended.
+                # Any exception: nothing else in this process renews leases and writes acks, and nothing restarts a
+                # Celery process whose agent has ended.
                 if not isinstance(error, Error) and self._logged_error is not type(error):
                     self._logged_error = type(error)
                     log.exception(
@@ -198,8 +200,8 @@ class ProcessAgent(Service):
             self._wake_transports()
 
     def _refresh(self, now: float) -> None:
-        """Extend the declared queues of the consumers, twice within the shortest of their expiry times. The shortest is computed
-        each time: a consumer of a queue with a shorter one may have been added."""
+        """Extend the declared queues of the consumers, twice within the shortest of their expiry times. The shortest is
+        computed each time: a consumer of a queue with a shorter one may have been added."""
         declared = [(transport, transport.expiring_declarations()) for transport in self.consuming()]
         times = [queue.expires_ms for _, queues in declared for queue in queues if queue.expires_ms is not None]
         shortest = min([60_000, *times])
@@ -273,7 +275,8 @@ class ProcessAgent(Service):
     def _end(self) -> None:
         connection = connections[self.alias]
         try:
-            # First: a process has only seconds to exit, and on a busy machine stopping the services may take all of them.
+            # First: a process has only seconds to exit, and on a busy machine stopping the services may take all of
+            # them.
             with ResponseDeadline(connection):
                 self.leases.flush(connection)
                 self.leases.retry_releases(connection)

@@ -12,8 +12,8 @@ from .in_flight import LeasedMessage
 
 
 class Delivered(virtual.Message):
-    """A message that was received. If its body does not decode, an ack moves it to poison: acking is all that Celery does with
-    such a message."""
+    """A message that was received. If its body does not decode, an ack moves it to poison: acking is all that Celery
+    does with such a message."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         super().__init__(payload, channel=channel, **kwargs)

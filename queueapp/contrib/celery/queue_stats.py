@@ -1,8 +1,8 @@
 """Statistics per Celery queue, for ``queuestats``, metrics and alerts: rows named ``celery:<queue>``.
 
-The queues of events, replies and remote control belong to one process each and come and go; they are one row, ``celery:(control)``.
-The number of statements does not depend on the number of queues. At most ``LIMIT`` rows of each table are counted; beyond that the
-counts are lower bounds, and ``exact`` is False.
+The queues of events, replies and remote control belong to one process each and come and go; they are one row,
+``celery:(control)``. The number of statements does not depend on the number of queues. At most ``LIMIT`` rows of each
+table are counted; beyond that the counts are lower bounds, and ``exact`` is False.
 """
 
 from __future__ import annotations

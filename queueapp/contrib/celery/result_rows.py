@@ -16,7 +16,8 @@ from .models import LAST_POSITION, CeleryChordPart, CeleryGroup, CeleryResult
 
 log = logging.getLogger("queueapp")
 
-#: ``CeleryGroup.size`` of a chord that expired before all of its members ended, and how long its row is kept after that.
+#: ``CeleryGroup.size`` of a chord that expired before all of its members ended, and how long its row is kept after
+#: that.
 EXPIRED, EXPIRED_KEPT_FOR = -1, timedelta(days=7)
 #: Maximum number of rows that one transaction deletes.
 BATCH = 1000
@@ -109,8 +110,8 @@ def delete_old(alias: str, may_continue: Callable[[], bool] = lambda: True) -> i
 
 
 def _delete_groups(alias: str, rows: QuerySet[CeleryGroup]) -> None:
-    """Delete expired groups. A chord with missing members is reported and marked, so that a late member fails its body; parts whose
-    chord never stored a size are reported."""
+    """Delete expired groups. A chord with missing members is reported and marked, so that a late member fails its body;
+    parts whose chord never stored a size are reported."""
     for group in rows.exclude(is_over=True).exclude(size=None, counted=0):
         facts = {"group_id": group.group_id, "counted": group.counted, "size": group.size}
         if group.size is None:
@@ -120,7 +121,8 @@ def _delete_groups(alias: str, rows: QuerySet[CeleryGroup]) -> None:
             )  # fmt: skip
         else:
             log.error(
-                "Chord %s expired: %d of %d members have ended. Its body is not sent; the next member that ends fails it.",
+                "Chord %s expired: %d of %d members have ended. Its body is not sent; the next member that ends "
+                "fails it.",
                 group.group_id, group.counted, group.size + group.added, extra=facts,
             )  # fmt: skip
     ids = list(rows.values_list("group_id", flat=True))

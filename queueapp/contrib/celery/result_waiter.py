@@ -1,8 +1,8 @@
 """Waiting for results without frequent polling: a waiter polls, is notified that a task has ended, and polls again.
 
-One thread per process and database listens, on its own connection, while a caller waits for longer than an instant. A notification
-is a hint: without notifications (SQL Server, a connection pooler) polls become less and less frequent. The calls come from Celery,
-so threads are the interpreter's own: greenlets where gevent has patched them.
+One thread per process and database listens, on its own connection, while a caller waits for longer than an instant. A
+notification is a hint: without notifications (SQL Server, a connection pooler) polls become less and less frequent. The
+calls come from Celery, so threads are the interpreter's own: greenlets where gevent has patched them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger("queueapp")
 FIRST_WAIT, MAX_WAIT = 0.01, 1.0
 #: A caller that waits for longer than this many seconds listens for notifications.
 LISTEN_AFTER = 0.05
-#: Seconds that the listener stays connected without waiters (a longer time would block the dropping of a test database), and
-#: seconds after which a failed listener is retried.
+#: Seconds that the listener stays connected without waiters (a longer time would block the dropping of a test
+#: database), and seconds after which a failed listener is retried.
 LINGER, RETRY_AFTER = 2.0, 30.0
 _READ_TIMEOUT = 0.5
 _PROBE = "queueapp-listening"
@@ -72,10 +72,10 @@ class ResultListener:
     def _run(self) -> None:
         failed = True
         try:
-            ear = backend_of(connections[self.alias]).celery_results.listener(connections[self.alias].copy())
-            if ear is not None:
-                with ear:
-                    failed = not self._listen(ear)
+            connection = backend_of(connections[self.alias]).celery_results.listener(connections[self.alias].copy())
+            if connection is not None:
+                with connection:
+                    failed = not self._listen(connection)
         except (Error, OSError) as error:
             log.info("Results in %r are polled, not notified: %s", self.alias, str(error).split("\n", 1)[0])
         finally:
@@ -84,12 +84,12 @@ class ResultListener:
                 self._thread = None
                 self._failed_at = monotonic() if failed else 0.0
 
-    def _listen(self, ear: ListenerConnection) -> bool:
+    def _listen(self, connection: ListenerConnection) -> bool:
         """Listen until there has been no waiter for a while; returns whether notifications arrive."""
-        ear.connect()
-        ear.listen()
+        connection.connect()
+        connection.listen()
         # Behind a pooler in transaction mode the LISTEN lands on some server connection: nothing ever arrives.
-        if not self._probe_succeeds(ear):
+        if not self._probe_succeeds(connection):
             log.info(
                 "Results in %r are polled: no notification arrives. Is there a connection pooler in transaction mode?",
                 self.alias,
@@ -98,11 +98,11 @@ class ResultListener:
         self.established.set()
         self._wake_all()  # tasks that ended since the last poll sent no notification to this listener
         while not self._is_idle():
-            for payload in ear.received(_READ_TIMEOUT):
+            for payload in connection.received(_READ_TIMEOUT):
                 self._wake(payload)
         return True
 
-    def _probe_succeeds(self, ear: ListenerConnection) -> bool:
+    def _probe_succeeds(self, connection: ListenerConnection) -> bool:
         # On another connection, as all other notifications.
         sender = connections[self.alias].copy()
         try:
@@ -111,7 +111,7 @@ class ResultListener:
             sender.close()
         deadline = monotonic() + 5
         while monotonic() < deadline:
-            if _PROBE in ear.received(0.5):
+            if _PROBE in connection.received(0.5):
                 return True
         return False
 
@@ -158,8 +158,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def poll_times(alias: str, ids: Collection[str], timeout: float | None, interval: float) -> Iterator[float]:
-    """Yields when to poll for these tasks: now, and whenever one of them may have ended; the value is the seconds since the start.
-    Ends after the timeout, with a last poll. ``interval``: the longest wait without notifications."""
+    """Yields when to poll for these tasks: now, and whenever one of them may have ended; the value is the seconds since
+    the start. Ends after the timeout, with a last poll. ``interval``: the longest wait without notifications."""
     began = monotonic()
     waiter, wait = ResultWaiter(ids), FIRST_WAIT
     yield 0.0

@@ -1,8 +1,8 @@
 """Celery's results in the application's database: ``result_backend = "queueapp://"``, or ``"queueapp://alias"``.
 
-The last state of each task is a row, in which a success is never overwritten; times are the database's. Results are JSON, never
-pickle: write access to a table must not allow code execution in its readers. Chords are in ``chords``, waiting is in
-``result_waiter``.
+The last state of each task is a row, in which a success is never overwritten; times are the database's. Results are
+JSON, never pickle: write access to a table must not allow code execution in its readers. Chords are in ``chords``,
+waiting is in ``result_waiter``.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ class ResultBackend(Chords, BaseBackend):
             [task_id], timeout=timeout, interval=interval, on_message=on_message, on_interval=on_interval
         ):
             if on_interval is not None:
-                # Celery raises here the exception of an earlier task of the chain, which is the cause. With a chord both results
-                # appear at the same time.
+                # Celery raises here the exception of an earlier task of the chain, which is the cause. With a chord
+                # both results appear at the same time.
                 on_interval()
             return meta
         raise AssertionError("unreachable")

@@ -1,7 +1,8 @@
-"""Retries of the result backend's statements after transient errors, and cleanup of the connection that a task leaves behind.
+"""Retries of the result backend's statements after transient errors, and cleanup of the connection that a task leaves
+behind.
 
-Inside the caller's transaction a statement is part of that transaction, and its error is the caller's. Outside of one it is
-retried after a transient error: a deadlock, a lock timeout, a lost connection.
+Inside the caller's transaction a statement is part of that transaction, and its error is the caller's. Outside of one
+it is retried after a transient error: a deadlock, a lock timeout, a lost connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _FIRST_WAIT, _MAX_WAIT = 0.05, 2.0
 
 
 def with_retries(alias: str, call: Callable[[], _T]) -> _T:
-    """Call ``call``, again after a transient error. Each statement commits by itself, or is part of the caller's transaction."""
+    """Call ``call``, again after a transient error. Each statement commits by itself, or is part of the caller's
+    transaction."""
     for attempt in count(1):
         try:
             return call()
@@ -37,7 +39,8 @@ def with_retries(alias: str, call: Callable[[], _T]) -> _T:
 
 
 def in_transaction(alias: str, call: Callable[[], _T]) -> _T:
-    """Call ``call`` in one transaction, again after a transient error; inside the caller's transaction if there is one."""
+    """Call ``call`` in one transaction, again after a transient error; inside the caller's transaction if there is
+    one."""
     if connections[alias].in_atomic_block:
         return call()
 
@@ -69,8 +72,8 @@ def rollback_leftovers(alias: str) -> None:
 
 
 def close_lost_connections(**_: Any) -> None:
-    """Close connections that a task's error left unusable. With ``CELERY_DB_REUSE_MAX`` Celery checks them only after that many
-    tasks, and each task until then would fail."""
+    """Close connections that a task's error left unusable. With ``CELERY_DB_REUSE_MAX`` Celery checks them only after
+    that many tasks, and each task until then would fail."""
     for connection in connections.all(initialized_only=True):
         if connection.errors_occurred:
             connection.close_if_unusable_or_obsolete()

@@ -1,4 +1,5 @@
-"""Converts kombu messages to rows and back: the body is stored as its bytes, which need no second decoding, the rest in a header."""
+"""Converts kombu messages to rows and back: the body is stored as its bytes, which need no second decoding, the rest in
+a header."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def _row(message: Mapping[str, Any], queue: str, ttl_ms: int | None) -> Outgoing
 
 
 def _encoded(fields: dict[str, Any]) -> str:
-    """kombu's fields as JSON. Raises InvalidMessage for values that no worker could read: NaN, infinity and lone surrogates."""
+    """kombu's fields as JSON. Raises InvalidMessage for values that no worker could read: NaN, infinity and lone
+    surrogates."""
     try:
         try:
             text = _encode(fields)

@@ -1,7 +1,8 @@
-"""Database connections of the transport and the result backend, separate from those that Django opens for the threads of tasks.
+"""Database connections of the transport and the result backend, separate from those that Django opens for the threads
+of tasks.
 
-Celery closes Django's connections around each task, which claims must not pay for. A forked child closes its copies of its
-parent's sockets and never sends on them.
+Celery closes Django's connections around each task, which claims must not pay for. A forked child closes its copies of
+its parent's sockets and never sends on them.
 """
 
 from __future__ import annotations

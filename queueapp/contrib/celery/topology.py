@@ -1,7 +1,8 @@
 """The declared queues, exchanges and bindings. They are rows in the database, so every process sees the same topology.
 
-A declaration is not part of the caller's transaction: kombu caches in each process what it has declared, so a rollback must not
-undo it. Inside a transaction it is written by a thread with its own connection. Usually the row exists already and is only read.
+A declaration is not part of the caller's transaction: kombu caches in each process what it has declared, so a rollback
+must not undo it. Inside a transaction it is written by a thread with its own connection. Usually the row exists already
+and is only read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The transport: ``broker_url = "queueapp://"`` is the default database, ``queueapp://alias`` another one of DATABASES.
 
-It claims messages for all consumers at once and delivers as many as their prefetch counts allow, in Celery's event loop or in
-``drain_events``. Both wait on a socket that notifications wake, so idle polls are rare.
+It claims messages for all consumers at once and delivers as many as their prefetch counts allow, in Celery's event loop
+or in ``drain_events``. Both wait on a socket that notifications wake, so idle polls are rare.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if not apps.ready and not apps.loading:
 
 if not apps.is_installed("queueapp.contrib.celery"):
     raise ImproperlyConfigured(
-        "The broker queueapp:// needs 'queueapp.contrib.celery' in INSTALLED_APPS; run `manage.py migrate` after adding it."
+        "The broker queueapp:// needs 'queueapp.contrib.celery' in INSTALLED_APPS; run `manage.py migrate` after "
+        "adding it."
     )
 
 from ... import notifier
@@ -172,11 +173,12 @@ class Transport(virtual.Transport):
         return [found for found in declarations if found is not None and found.expires_ms is not None]
 
     def redeclare(self, declaration: Declaration) -> None:
-        """Declare a queue again that expired while it was in use, because this process did not run for longer than its expiry.
+        """Declare a queue again that expired while it was in use, because this process did not run for longer than its
+        expiry.
 
-        Called by the agent's thread while other threads declare, bind and delete. A queue that a consumer deleted between the
-        agent's check and this call, as the caller of a remote command does with its reply queue, stays deleted; deleted in the
-        moment after, it is declared once more and expires.
+        Called by the agent's thread while other threads declare, bind and delete. A queue that a consumer deleted
+        between the agent's check and this call, as the caller of a remote command does with its reply queue, stays
+        deleted; deleted in the moment after, it is declared once more and expires.
         """
         name = declaration.name
         if self.declarations.get(name) is not declaration:
@@ -265,7 +267,8 @@ class Transport(virtual.Transport):
         return self._keep_spent_as_poison(self._poller.claim(self._session, leases, queues, limit, own_marks=own_marks))
 
     def _keep_spent_as_poison(self, found: list[tuple[Claimed, LeasedMessage]]) -> list[tuple[Claimed, LeasedMessage]]:
-        """Move messages to poison that reached ``max_deliveries`` without an ack: they may kill the processes that run them."""
+        """Move messages to poison that reached ``max_deliveries`` without an ack: they may kill the processes that run
+        them."""
         limit = self.options.max_deliveries
         if not limit:
             return found
@@ -330,7 +333,8 @@ class Transport(virtual.Transport):
         self.release([lease for _, lease in claims], handled=False)
 
     def release_stale(self, before: float) -> None:
-        """Release messages read ahead before this time and not delivered: a task blocks the main thread, or the pool is full."""
+        """Release messages read ahead before this time and not delivered: a task blocks the main thread, or the pool is
+        full."""
         if self._poller.read_at >= before:
             return
         leases: list[LeasedMessage] = []

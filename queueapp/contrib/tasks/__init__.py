@@ -5,8 +5,9 @@ The tables belong to this app, so that a project without tasks does not have the
     INSTALLED_APPS = [..., "queueapp", "queueapp.contrib.tasks", "queueapp.workers"]
     TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"]}}
 
-A READY task is a message in the queue or a delayed message, a RUNNING one a leased message, a FAILED one a poison message. A
-SUCCESSFUL one has a row, written in the transaction of the ack. A worker that dies leaves no task RUNNING: its leases expire.
+A READY task is a message in the queue or a delayed message, a RUNNING one a leased message, a FAILED one a poison
+message. A SUCCESSFUL one has a row, written in the transaction of the ack. A worker that dies leaves no task RUNNING:
+its leases expire.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ _LARGE = ("headers", "body", "return_value", "errors")
 
 
 class StatusFilter(BoundedFilter):
-    """Filters by the stored status. A task that was requeued since then is listed by it, and shown with its current status."""
+    """Filters by the stored status. A task that was requeued since then is listed by it, and shown with its current
+    status."""
 
     title = "status"
     parameter_name = "status"

@@ -22,7 +22,8 @@ from .task_options import ANY, BackendOptions, level_of
 class QueueBackend(BaseTaskBackend):
     """Tasks as messages of a queue, enqueued in the caller's transaction.
 
-    >>> TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"], "OPTIONS": {}}}
+    >>> TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"], "OPTIONS":
+    {}}}
     """
 
     task_class = QueueTask
@@ -43,7 +44,8 @@ class QueueBackend(BaseTaskBackend):
             self.supports_get_result = self._configuration.keeps_results
 
     def _refuse_bad_names(self) -> None:
-        """Raise InvalidOption for a queue name that cannot be a recipient: Django's queue name is the recipient of its tasks."""
+        """Raise InvalidOption for a queue name that cannot be a recipient: Django's queue name is the recipient of its
+        tasks."""
         for name in self.queues:
             if not isinstance(name, str) or not 1 <= len(name) <= messages.MAX_RECIPIENT or "\0" in name:
                 accepted = f"names of 1 to {messages.MAX_RECIPIENT} characters"
@@ -146,8 +148,8 @@ class QueueBackend(BaseTaskBackend):
 
 
 def _due(task: Any) -> datetime | None:
-    """When a task is due; None: now. Raises InvalidTask for a time that no store accepts. Called first: a task that is stored after
-    the commit could not be refused any more."""
+    """When a task is due; None: now. Raises InvalidTask for a time that no store accepts. Called first: a task that is
+    stored after the commit could not be refused any more."""
     at = task.run_after
     if at is None:
         return None
@@ -171,6 +173,7 @@ def require_known_consumer(path: str, modules: tuple[str, ...]) -> None:
     module = path.rpartition(".")[0]
     if not is_allowed(module, modules):
         raise InvalidTask(
-            f"{path} is not in a package of INSTALLED_APPS, the only ones that a worker imports tasks from: add its package to "
+            f"{path} is not in a package of INSTALLED_APPS, the only ones that a worker imports tasks from: add its "
+            "package to "
             "OPTIONS['modules'] of the backend."
         )

@@ -17,10 +17,10 @@ NEEDED = ("id", "headers", "body", "enqueued_at", "failures", "lease_token", "le
 
 
 def check_backend(backend: Any) -> Iterator[CheckMessage]:
-    """E070: the app is not installed. E071: an option is not accepted. E072: the queue does not exist. E073: its table cannot
-    hold tasks. E074: "work" names unknown queues. E075: the database does not exist. E076: the results table cannot be in the
-    queue's database. W070: too few priorities. W071: no index on the id. W072: workers consume none of its queues. W073: the queue
-    does not retry."""
+    """E070: the app is not installed. E071: an option is not accepted. E072: the queue does not exist. E073: its table
+    cannot hold tasks. E074: "work" names unknown queues. E075: the database does not exist. E076: the results table
+    cannot be in the queue's database. W070: too few priorities. W071: no index on the id. W072: workers consume none of
+    its queues. W073: the queue does not retry."""
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed("queueapp.contrib.tasks"):
         yield Error(
@@ -69,9 +69,13 @@ def _check_queue(where: str, queue: Any, configuration: Any) -> Iterator[CheckMe
     alias = router.db_for_write(queue)
     if not router.allow_migrate_model(alias, Result):
         yield Error(
-            f"{where}: {label} is in the database {alias!r}, where the router allows no table of queueapp.contrib.tasks. Results are "
+            f"{where}: {label} is in the database {alias!r}, where the router allows no table of "
+            "queueapp.contrib.tasks. Results are "
             "written to the queue's database, in the transaction of the ack.",
-            hint="Let the router allow the app queueapp_tasks in that database, and run `manage.py migrate --database` for it.",
+            hint=(
+                "Let the router allow the app queueapp_tasks in that database, and run `manage.py migrate "
+                "--database` for it."
+            ),
             obj=queue,
             id="queueapp.E076",
         )

@@ -1,7 +1,7 @@
 """Runs tasks: each task is a consumer, resolved by its path, with its own attempts, delays and time limit.
 
-The return value is stored with the ack if the message is leased, else in the transaction of the receive. A failed attempt is
-stored by the policy, in the transaction that applies its verdict.
+The return value is stored with the ack if the message is leased, else in the transaction of the receive. A failed
+attempt is stored by the policy, in the transaction that applies its verdict.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class TaskResolver(ConsumerResolver):
         return run
 
     def _run_async(self, task: Any) -> Callable[[bytes, Context], Any]:
-        # Not async itself: it starts and finishes in the worker's own thread, which has the connection with the transaction and
-        # where signal receivers may use the ORM.
+        # Not async itself: it starts and finishes in the worker's own thread, which has the connection with the
+        # transaction and where signal receivers may use the ORM.
         def run(body: bytes, context: Context) -> Any:
             result, args, kwargs = self._start(task, body, context)
             return self._finish_async(result, context, task.func(*args, **kwargs))
@@ -276,11 +276,11 @@ def forget() -> None:
 _set = object.__setattr__
 
 
-# -- final failures ------------------------------------------------------------------------------------------------------
+# -- final failures ---------------------------------------------------------------------------------------------------
 
 
 def connect_signals() -> None:
-    """Send ``task_finished`` for tasks that have failed for good, after the commit, whatever ended them: the policy after the last
+    """Send ``task_finished`` for tasks that have failed for good, after the commit: by the policy after the last
     attempt, a supervisor whose worker died, or an operator."""
     signals.poisoned.connect(_on_failure, dispatch_uid="queueapp.contrib.tasks.poisoned")
     signals.discarded.connect(_on_failure, dispatch_uid="queueapp.contrib.tasks.discarded")

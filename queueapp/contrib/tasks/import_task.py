@@ -1,5 +1,5 @@
-"""Resolves the path of a task. Paths are read from a table and therefore untrusted: only modules of this project are imported,
-and only tasks are returned.
+"""Resolves the path of a task. Paths are read from a table and therefore untrusted: only modules of this project are
+imported, and only tasks are returned.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def task_at(path: str, others: Iterable[str] = ()) -> Any:
 
 
 def restored(task_headers: TaskHeaders, others: Iterable[str] = ()) -> Any:
-    """The task of a result, as it was enqueued. Nothing is validated, because a result may outlive its task; a task that does not
-    exist any more is represented by a stand-in with its path."""
+    """The task of a result, as it was enqueued. Nothing is validated, because a result may outlive its task; a task
+    that does not exist any more is represented by a stand-in with its path."""
     known, cls, func = None, Task, None
     try:
         known = task_at(task_headers.path, others)
@@ -63,7 +63,8 @@ def restored(task_headers: TaskHeaders, others: Iterable[str] = ()) -> Any:
     for name in cls.__dataclass_fields__:
         object.__setattr__(task, name, getattr(known, name, None))
     for name, value in (
-        ("func", func), ("priority", task_headers.priority), ("backend", task_headers.backend), ("queue_name", task_headers.queue_name),
+        ("func", func), ("priority", task_headers.priority), ("backend", task_headers.backend),
+        ("queue_name", task_headers.queue_name),
         ("run_after", task_headers.run_after), ("takes_context", bool(known and known.takes_context)),
     ):  # fmt: skip
         object.__setattr__(task, name, value)

@@ -12,8 +12,8 @@ from ...queue import Queue
 
 
 class TaskQueueBase(Queue):
-    """Base class of your own task queue (``OPTIONS["queue"]``). It has an index on the message id, by which results are read; the
-    queue names of ``TASKS`` are its recipients."""
+    """Base class of your own task queue (``OPTIONS["queue"]``). It has an index on the message id, by which results are
+    read; the queue names of ``TASKS`` are its recipients."""
 
     if TYPE_CHECKING:
         Meta: ClassVar[Any]
@@ -41,7 +41,8 @@ class TaskQueue(TaskQueueBase):
 
 
 class Result(models.Model):
-    """The result of one task, or of its attempts so far. A task without an attempt has no row; it is described by its message."""
+    """The result of one task, or of its attempts so far. A task without an attempt has no row; it is described by its
+    message."""
 
     class Status(models.TextChoices):
         READY = "READY"  #: an attempt has failed, and another one follows

@@ -1,8 +1,8 @@
 """Reads the current state of a result: from the location of its message and from its stored row.
 
-A message is in one of three tables, and one statement reads all of them, so that a message that moves meanwhile is not missed. The
-row is read after that: an ack writes it before the message disappears. A task whose worker died is RUNNING until its lease expires
-and READY after that; no row is written when an attempt starts.
+A message is in one of three tables, and one statement reads all of them, so that a message that moves meanwhile is not
+missed. The row is read after that: an ack writes it before the message disappears. A task whose worker died is RUNNING
+until its lease expires and READY after that; no row is written when an attempt starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _STATUS = {
     DELAYED: TaskResultStatus.READY,
     POISON: TaskResultStatus.FAILED,
 }
-#: Maximum number of reads: on SQL Server a statement reads the tables one after another, and a message may move meanwhile.
+#: Maximum number of reads: on SQL Server a statement reads the tables one after another, and a message may move
+#: meanwhile.
 READS = 3
 
 
@@ -86,7 +87,8 @@ def read(queue: Any, alias: str, identity: uuid.UUID) -> Any:
 
 
 def read_current(queue: Any, alias: str, identity: uuid.UUID) -> Any:
-    """``read``, also from a transaction that does not see what others commit: its caller would never see the task end."""
+    """``read``, also from a transaction that does not see what others commit: its caller would never see the task
+    end."""
     result = read(queue, alias, identity)
     connection = connections[alias]
     if (
@@ -100,13 +102,14 @@ def read_current(queue: Any, alias: str, identity: uuid.UUID) -> Any:
 
 
 def _is_lost(alias: str, stored: Result) -> bool:
-    """Whether a task that was to be retried was purged: its message is in no table. Only the built-in delayed store can be
-    searched."""
+    """Whether a task that was to be retried was purged: its message is in no table. Only the built-in delayed store can
+    be searched."""
     return stored.status == Result.Status.READY and is_built_in(store_of(alias))
 
 
 def status_of(location: MessageState | None, stored: Result | None) -> TaskResultStatus:
-    """The status of a task. Its message decides, unless the stored row is successful: then a copy of the message was sent."""
+    """The status of a task. Its message decides, unless the stored row is successful: then a copy of the message was
+    sent."""
     if stored is not None and (location is None or stored.status == Result.Status.SUCCESSFUL):
         return TaskResultStatus(stored.status)
     assert location is not None
@@ -211,8 +214,8 @@ def statuses(queues: Sequence[Any], alias: str, stored: Sequence[Result]) -> dic
 def delete_lost(
     queue: Any, alias: str, backend: str, retention: timedelta, may_continue: Callable[[], bool] = lambda: True
 ) -> int:
-    """Delete the rows of tasks that were to be retried and whose messages are in no table any more, once the last attempt is older
-    than ``retention``; returns the number."""
+    """Delete the rows of tasks that were to be retried and whose messages are in no table any more, once the last
+    attempt is older than ``retention``; returns the number."""
     old = Result.objects.using(alias).filter(backend=backend, finished_at=None, last_attempted_at__lt=Now() - retention)
     count, after = 0, uuid.UUID(int=0)
     while is_built_in(store_of(alias)) and may_continue():

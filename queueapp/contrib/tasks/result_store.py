@@ -58,7 +58,8 @@ class Finished(NamedTuple):
 
 
 class PendingResults:
-    """The successful tasks of this process that wait for the ack of their batch. Several threads change it, one key at a time."""
+    """The successful tasks of this process that wait for the ack of their batch. Several threads change it, one key at
+    a time."""
 
     def __init__(self) -> None:
         self._finished: dict[tuple[str, int], Finished] = {}

@@ -60,14 +60,14 @@ def _checked(value: Any) -> tuple[list[Any], dict[str, Any]]:
 def stored_arguments(
     body: bytes | None, headers: str, identity: uuid.UUID, alias: str
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a message as it is stored: compressed, encrypted or in another codec than JSON. Raises UndecodableMessage,
-    ErasedMessage and KeyMissing."""
+    """The arguments of a message as it is stored: compressed, encrypted or in another codec than JSON. Raises
+    UndecodableMessage, ErasedMessage and KeyMissing."""
     return _checked(read_stored(body, read_kind(headers), Any, headers, identity, alias))
 
 
 class TaskHeaders:
-    """The task data of a message's headers, bounded for the columns of a result. Headers are untrusted; an invalid value is replaced
-    by its default."""
+    """The task data of a message's headers, bounded for the columns of a result. Headers are untrusted; an invalid
+    value is replaced by its default."""
 
     __slots__ = ("backend", "path", "priority", "queue_name", "run_after")
 

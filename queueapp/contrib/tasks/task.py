@@ -1,7 +1,7 @@
 """Options of one task: attempts, retry delays and time limit.
 
-From Django 6.1 on, and with the backport, they are arguments of ``@task``; ``@options`` works with all versions. The defaults are
-those of the backend (``OPTIONS``), then of the queue, then of the project.
+From Django 6.1 on, and with the backport, they are arguments of ``@task``; ``@options`` works with all versions. The
+defaults are those of the backend (``OPTIONS``), then of the queue, then of the project.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ OPTIONS: tuple[Option, ...] = (
         "enqueue_on_commit",
         str,
         None,
-        "True: a task is stored after the commit of the open transaction in the queue's database. An alias of DATABASES: after the "
+        "True: a task is stored after the commit of the open transaction in the queue's database. An alias of "
+        "DATABASES: after the "
         "commit in that database. None or False: at once.",
         optional=True,
     ),
@@ -33,7 +34,8 @@ OPTIONS: tuple[Option, ...] = (
         "retention",
         timedelta,
         timedelta(days=7),
-        "How long results are stored after the end of their task; None: for ever; 0: not at all, and get_result() is refused.",
+        "How long results are stored after the end of their task; None: for ever; 0: not at all, and get_result() is "
+        "refused.",
         low=timedelta(0),
         high=timedelta(days=36500),
         optional=True,
@@ -86,11 +88,10 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def level_of(priority: int, levels: int) -> int:
-    """The level of a queue for a task's priority, -100 to 100. 0 has the middle level for itself; higher priorities share the
-    levels above it in equal parts, lower ones the levels below.
+    """The level of a queue for a task's priority, -100 to 100. 0 has the middle level for itself; higher priorities
+    share the levels above it in equal parts, lower ones the levels below.
 
-    >>> [level_of(p, 10) for p in (-100, -75, -1, 0, 1, 20, 21, 100)]
-    [0, 1, 3, 4, 5, 5, 6, 9]
+    >>> [level_of(p, 10) for p in (-100, -75, -1, 0, 1, 20, 21, 100)] [0, 1, 3, 4, 5, 5, 6, 9]
     """
     middle = (levels - 1) // 2
     if priority == 0 or levels == 1:

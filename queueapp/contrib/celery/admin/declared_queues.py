@@ -71,7 +71,8 @@ def consumed_queues(alias: str) -> set[str] | None:
 
 @admin.register(DeclaredQueue)
 class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row per queue. The action ``delete_queues`` deletes one with its messages, which Django's delete page would leave behind."""
+    """One row per queue. The action ``delete_queues`` deletes one with its messages, which Django's delete page would
+    leave behind."""
 
     show_facets = admin.ShowFacets.NEVER
     list_display = ("queue_name", "waiting", "consumer", "bound", "expiry")
@@ -233,8 +234,10 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
     def delete_queues(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Delete queues without an active consumer."""
         explanation = (
-            "The queues are deleted permanently, with their bindings and messages, delayed ones included; their tasks become REVOKED. "
-            "A queue with an active consumer is skipped. Programs that publish to a deleted queue through an exchange must declare "
+            "The queues are deleted permanently, with their bindings and messages, delayed ones included; their "
+            "tasks become REVOKED. "
+            "A queue with an active consumer is skipped. Programs that publish to a deleted queue through an "
+            "exchange must declare "
             "it again, or their messages are dropped."
         )
         return self._do(request, queryset, "delete_queues", "Delete", explanation, _delete, DELETION)

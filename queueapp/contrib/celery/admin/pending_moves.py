@@ -1,7 +1,8 @@
-"""Read-only admin page of pending migrations: messages that ``movebroker`` took out and has not delivered to the other broker yet.
+"""Read-only admin page of pending migrations: messages that ``movebroker`` took out and has not delivered to the other
+broker yet.
 
-Only ``movebroker`` can tell whether such a message has arrived. Run again, the command continues with them; ``--put-back`` returns
-them to their queues.
+Only ``movebroker`` can tell whether such a message has arrived. Run again, the command continues with them;
+``--put-back`` returns them to their queues.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class CeleryResultAdmin(ResultsAdmin):
     ordering = ("-number",)
     search_help_text = "The id of a task."
     readonly_fields = (
-        "celery_task", "celery_state", "ran_on", "began", "ended", "expires", "retries", "arguments", "returned", "raised", "sent", "more",
+        "celery_task", "celery_state", "ran_on", "began", "ended", "expires", "retries", "arguments",
+        "returned", "raised", "sent", "more",
     )  # fmt: skip
     fields = readonly_fields
 

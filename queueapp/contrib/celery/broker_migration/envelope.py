@@ -26,8 +26,8 @@ class Envelope(NamedTuple):
 
 
 def key_of(queue: str, message: Mapping[str, Any]) -> str:
-    """The identity of a message: the delivery tag that kombu stores with each publish or, for a broker with tags of its own, a hash of
-    the message. A message that a topic exchange routed to two queues counts as two."""
+    """The identity of a message: the delivery tag that kombu stores with each publish or, for a broker with tags of its
+    own, a hash of the message. A message that a topic exchange routed to two queues counts as two."""
     tag = message.get("properties", {}).get("delivery_tag")
     if not isinstance(tag, str) or len(tag) < 16:
         parts = [message.get("headers"), message.get("properties", {}).get("correlation_id"), message.get("body")]

@@ -1,5 +1,5 @@
-"""Any other kombu broker as one end of a move. It delivers a message again when its receiver is gone, so nothing is lost; it has no
-record of the messages that were put, so the last few messages before a kill may be duplicated."""
+"""Any other kombu broker as one end of a move. It delivers a message again when its receiver is gone, so nothing is
+lost; it has no record of the messages that were put, so the last few messages before a kill may be duplicated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kombu import Connection, Producer
 from .envelope import Envelope, key_of
 
 _PROPERTIES = (
-    "correlation_id", "reply_to", "priority", "delivery_mode", "timestamp", "message_id", "type", "app_id", "expiration",
+    "correlation_id", "reply_to", "priority", "delivery_mode", "timestamp", "message_id", "type", "app_id",
+    "expiration",
 )  # fmt: skip
 
 

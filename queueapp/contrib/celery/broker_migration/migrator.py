@@ -99,8 +99,8 @@ def broker_at(url: str, **options: Any) -> Broker:
 
 
 class Migrator:
-    """Moves messages from ``source`` to ``target``, queue by queue. ``term``: the lock of a killed migrator expires so long after
-    its last statement. Raises MoveRefused if neither broker is this package."""
+    """Moves messages from ``source`` to ``target``, queue by queue. ``term``: the lock of a killed migrator expires so
+    long after its last statement. Raises MoveRefused if neither broker is this package."""
 
     def __init__(
         self, source: Broker, target: Broker, *, keep_priorities: bool = False, term: timedelta = TERM
@@ -134,13 +134,14 @@ class Migrator:
 
     @contextmanager
     def exclusive(self, max_wait: float) -> Iterator[None]:
-        """Exclude other migrators of this database meanwhile. Raises MoveRefused if another one runs for ``max_wait`` seconds; the lock
-        of a killed one expires after its term."""
+        """Exclude other migrators of this database meanwhile. Raises MoveRefused if another one runs for ``max_wait``
+        seconds; the lock of a killed one expires after its term."""
         deadline = monotonic() + max_wait
         while not self._elector.try_lead():
             if monotonic() > deadline or self.stopping.wait(PAUSE):
                 raise MoveRefused(
-                    f"Another movebroker is running on the database {self._elector.alias!r}; only one may run at a time."
+                    f"Another movebroker is running on the database {self._elector.alias!r}; only one may run at a "
+                    "time."
                 )
         try:
             yield
@@ -148,8 +149,8 @@ class Migrator:
             self._elector.resign()
 
     def run(self, queues: Sequence[str] | None, *, follow: bool, report_progress: Callable[[], None]) -> None:
-        """Move messages until none remain or, with ``follow``, until ``stopping`` is set. ``report_progress`` is called after each
-        batch."""
+        """Move messages until none remain or, with ``follow``, until ``stopping`` is set. ``report_progress`` is called
+        after each batch."""
         while not self.stopping.is_set():
             names = list(queues) if queues is not None else self.source.queues()
             count = sum(self.move(name, report_progress) for name in names)
@@ -178,8 +179,8 @@ class Migrator:
         return count
 
     def _transfer(self, queue: str) -> int:
-        """Transfer the messages taken out. A crash between any two lines loses nothing, and duplicates nothing if the target records
-        its messages."""
+        """Transfer the messages taken out. A crash between any two lines loses nothing, and duplicates nothing if the
+        target records its messages."""
         envelopes = self.source.taken_out(queue)
         for first in range(0, len(envelopes), self._batch):
             if not self._elector.try_lead():

@@ -60,7 +60,8 @@ class QueueappEndpoint:
     # -- as a source -----------------------------------------------------------------------------------------------
 
     def take_out(self, queue: str, limit: int) -> None:
-        """Take up to ``limit`` messages out of a queue: the most urgent first, delayed ones last. Messages in flight stay."""
+        """Take up to ``limit`` messages out of a queue: the most urgent first, delayed ones last. Messages in flight
+        stay."""
         with transaction.atomic(using=self.alias):
             ready = topology.ready_messages(self.alias, queue).order_by("-priority", "seq")
             kept = self._take(ready, BrokerQueue, limit)

@@ -60,8 +60,8 @@ class RedisEndpoint:
         return sorted(found - of_workers)
 
     def _bound(self) -> list[tuple[str, str, str]]:
-        """(exchange, routing key, queue) of all bindings. Cached for a moment: each read scans all keys of the database, which may
-        hold the results of a million tasks."""
+        """(exchange, routing key, queue) of all bindings. Cached for a moment: each read scans all keys of the
+        database, which may hold the results of a million tasks."""
         if monotonic() >= self._bindings_at:
             self._bindings = list(self._all_bindings())
             self._bindings_at = monotonic() + BINDINGS_CACHED_FOR
@@ -78,7 +78,8 @@ class RedisEndpoint:
                     yield _text(key).removeprefix(start), parts[0], parts[2]
 
     def bindings(self, queue: str) -> list[tuple[str, str, str]]:
-        """(exchange, its kind, routing key). Redis does not store the kind of an exchange: one with wildcards is a topic."""
+        """(exchange, its kind, routing key). Redis does not store the kind of an exchange: one with wildcards is a
+        topic."""
         return [
             (exchange, "topic" if set(key) & set("*#") else "direct", key)
             for exchange, key, bound in self._bound()
@@ -160,8 +161,8 @@ class RedisEndpoint:
                 yield _text(tag), message
 
     def recover_orphans(self, queue: str) -> str:
-        """Take out the messages of workers that are gone. All connected workers are asked for their tasks; if one of them does not
-        reply, nothing is taken from any of them. Returns why messages stay, or ''."""
+        """Take out the messages of workers that are gone. All connected workers are asked for their tasks; if one of
+        them does not reply, nothing is taken from any of them. Returns why messages stay, or ''."""
         if monotonic() < self._inspect_at:
             return self._note
         self._note = self._take_orphans(queue) if any(self._with_workers(queue)) else ""
@@ -185,7 +186,8 @@ class RedisEndpoint:
             if task in running or (since is not None and since > began - KNOWN_AFTER):
                 kept += 1
                 continue
-            # The process that removes it from the index owns it; if it was removed before, an interrupted run of this one did.
+            # The process that removes it from the index owns it; if it was removed before, an interrupted run of this
+            # one did.
             if since is None or self._client.zrem(index, tag):
                 with self._client.pipeline(transaction=True) as pipe:
                     pipe.hdel(unacked, tag)
@@ -225,7 +227,8 @@ class RedisEndpoint:
     # -- as a target -----------------------------------------------------------------------------------------------
 
     def put(self, queue: str, envelopes: Sequence[Envelope]) -> int:
-        """Put messages into a queue that it does not have yet, and record them, in one transaction; returns the number."""
+        """Put messages into a queue that it does not have yet, and record them, in one transaction; returns the
+        number."""
         with self._client.pipeline(transaction=False) as pipe:
             for envelope in envelopes:
                 pipe.sismember(self._confirmed_key(queue), envelope.key)

@@ -29,8 +29,8 @@ PROGRESS_EVERY = 10.0
 class Command(OperatorCommand):
     """Move the messages of one Celery broker to another one."""
 
-    help = """Move the messages of one Celery broker to another one: ready and delayed messages (ETA, countdown), with their
-priorities, and the messages of dead workers. One of the two brokers is queueapp://.
+    help = """Move the messages of one Celery broker to another one: ready and delayed messages (ETA, countdown), with
+their priorities, and the messages of dead workers. One of the two brokers is queueapp://.
 
   manage.py movebroker --from redis://localhost:6379/0 --to queueapp://             until the source is empty
   manage.py movebroker --from redis://localhost:6379/0 --to queueapp:// --follow    and later messages, until Ctrl-C
@@ -38,9 +38,9 @@ priorities, and the messages of dead workers. One of the two brokers is queueapp
   manage.py movebroker --from amqp://localhost// --to queueapp:// --queue celery    other brokers: name the queues
   manage.py movebroker --from redis://localhost:6379/0 --to queueapp:// --put-back  give up an interrupted move
 
-Producers and workers of both brokers may continue; a message in flight stays with its worker until that acks or releases it. After
-an interrupt or a crash the same command continues the move: between this database and Redis no message is lost or duplicated; with
-other brokers the last 20 messages before a crash may be duplicated."""
+Producers and workers of both brokers may continue; a message in flight stays with its worker until that acks or
+releases it. After an interrupt or a crash the same command continues the move: between this database and Redis no
+message is lost or duplicated; with other brokers the last 20 messages before a crash may be duplicated."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
@@ -64,14 +64,17 @@ other brokers the last 20 messages before a crash may be duplicated."""
         parser.add_argument(
             "--keep-priorities",
             action="store_true",
-            help="Keep the priority numbers. By default they are reversed between Redis, where 0 is first, and other brokers.",
+            help=(
+                "Keep the priority numbers. By default they are reversed between Redis, where 0 is first, and other "
+                "brokers."
+            ),
         )
         parser.add_argument(
             "--term",
             default=f"{_TERM:g}",
             metavar="SECONDS",
-            help=f"Seconds after which the lock of a killed movebroker expires: 2 to {_TERM:g} (default {_TERM:g}). Must be longer than "
-            "a batch of 500 messages takes.",
+            help=f"Seconds after which the lock of a killed movebroker expires: 2 to {_TERM:g} (default {_TERM:g}). "
+            "Must be longer than a batch of 500 messages takes.",
         )
         for end in ("from", "to"):
             parser.add_argument(
