@@ -1,8 +1,8 @@
 """What pytest is given to run Celery's own integration tests with: Django, and our result backend under Redis' name.
 
-Dozens of these tests are skipped unless the URL of the results begins with ``redis``. Nearly all of those are about chords and
-groups, and what they need of Redis is a place to count in. So the URL is ``redis+queueapp://``, and the first part of it is
-told to Celery as a name of ours; a Redis of their own is what they count in.
+Dozens of these tests are skipped unless the URL of the results begins with ``redis``. Nearly all of those are about
+chords and groups, and use Redis to count in. So the URL is ``redis+queueapp://``, and its first part is registered with
+Celery as a name of this backend; the tests count in a Redis of their own.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def results(app: Any, url: str) -> Any:
 
 
 def patient(check: Callable[..., None]) -> Callable[..., None]:
-    """Celery's check of a counter, which with ``timeout=0`` asks whether the other forty failed tasks have had their errbacks
-    about two seconds after the first: that is about the machine. So it waits until a counter is there, and then checks it."""
+    """Celery's check of a counter, which with ``timeout=0`` asks whether the other forty failed tasks have had their
+    errbacks about two seconds after the first: that is about the machine. So it waits until a counter is there, and
+    then checks it."""
 
     def checked(expected_count: int, redis_key: str = "redis-count", timeout: float = 60) -> None:
         if timeout == 0:
@@ -50,7 +51,7 @@ def patient(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Nobody's machine is to be too slow; and without a Redis, those that count in one are skipped, by name."""
+    """Let the checks of counters wait on slow machines; without a Redis, skip the tests that count in one, by name."""
     for module in {item.getparent(pytest.Module) for item in items}:
         found = getattr(module, "obj", None)
         if hasattr(found, "await_redis_count"):

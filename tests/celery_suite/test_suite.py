@@ -1,6 +1,7 @@
 """Celery's own integration tests, as they are in its source distribution, with our broker and our results.
 
-A part of them runs with all the tests; ``make celery-suite`` runs the whole. What cannot pass is named here, with the reason.
+A part of them runs with all the tests; ``make celery-suite`` runs the whole. What cannot pass is named here, with the
+reason.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent
 _CHANNELS = "looks for Redis' own channels of results"
 _MEMORY = "a task that is not due is in the database here, not in the memory of a worker"
 #: What is not run -> why.
-LEFT_OUT = {
+DESELECTED = {
     "test_tasks.py::test_task_redis_result_backend": _CHANNELS,
     "test_tasks.py::test_tasks::test_revoked_by_headers_complex_canvas": "sleeps for longer than its own limit of 20 seconds; on "
     "Redis as well",
@@ -40,8 +41,8 @@ LEFT_OUT = {
     "property of the message, which only AMQP's own client drops; of Redis Celery itself expects it to fail",
 }
 
-#: File -> which of its tests run with all the others ('': all of them, None: none). Not its ``trace_log``: it expects a line
-#: of the log that the worker writes after it has stored the result, as soon as it sees the result.
+#: File -> which of its tests run with all the others ('': all of them, None: none). Not its ``trace_log``: it expects a
+#: line of the log that the worker writes after it has stored the result, as soon as it sees the result.
 FILES: dict[str, str | None] = {
     "test_inspect.py": "",
     "test_tasks.py": "basic_task or retry_once or reject or revoked_by_headers_simple",
@@ -104,7 +105,7 @@ def run(
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "suite.ini"), "--rootdir", str(folder)]
     command += ["--import-mode=append", "-p", "no:django", "-p", "no:cacheprovider", "-p", "celery.contrib.pytest"]
     command += ["-p", "tests.celery_suite.plugin", "-v", "--tb=short", "-rsfE"]
-    for name in LEFT_OUT:
+    for name in DESELECTED:
         command += ["--deselect", f"t/integration/{name}"]
 
     def run(*files: str, chosen: str = "") -> None:
@@ -139,14 +140,14 @@ def test_celerys_own(file: str, run: Callable[..., None]) -> None:
     run(file)
 
 
-def test_what_is_left_out_exists(request: pytest.FixtureRequest) -> None:
+def test_the_deselected_tests_exist(request: pytest.FixtureRequest) -> None:
     folder = sources("celery", request.config) / "t" / "integration"
-    for name in LEFT_OUT:
+    for name in DESELECTED:
         file, *parts = name.split("::")
         text = (folder / file).read_text()
         assert all(f"def {part}" in text or f"class {part}" in text for part in parts), name
 
 
-def test_what_is_left_out_is_on_the_page() -> None:
+def test_the_deselected_tests_are_on_the_page() -> None:
     page = (HERE.parent.parent / "docs" / "explanation" / "celery-tests.md").read_text()
-    assert [name for name in LEFT_OUT if f"| `{name}` |" not in page] == []
+    assert [name for name in DESELECTED if f"| `{name}` |" not in page] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .rig.processes import CHECKOUT
 from .rig.schedule import FAULTS
-from .rig.sqlserver import LEFT_OUT
+from .rig.sqlserver import DESELECTED
 from .workload.rudeness import RUDENESSES, SAID, left_out
 
 HERE = Path(__file__).parent
@@ -79,9 +79,9 @@ def test_the_page_says_what_of_a_run_is_left_out_on_sqlserver_and_why() -> None:
     page = PAGE.read_text()
     section = page[page.index("## On a SQL Server") :]
     assert [kind for kind in FAULTS if f"`{kind}`" not in section] == []
-    for name in (*LEFT_OUT, *left_out("microsoft")):
+    for name in (*DESELECTED, *left_out("microsoft")):
         assert f"`{name}`" in section
-    assert re.findall(r"^\| `(\w+)` .* left out: ", section, re.MULTILINE) == [*LEFT_OUT]
+    assert re.findall(r"^\| `(\w+)` .* left out: ", section, re.MULTILINE) == [*DESELECTED]
     ends_otherwise = [name for name, one in RUDENESSES.items() if one.transactional_on_sqlserver is not None]
     assert [name for name in (*ends_otherwise, *SAID) if f"`{name}`" not in section] == []
 

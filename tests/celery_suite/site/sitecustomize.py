@@ -1,5 +1,5 @@
-"""For the processes that Celery's tests start: their apps do not import ``queueapp.contrib.celery``, as those of a project would, and those
-that are told of a module in Celery's sources find it, behind the Celery that is installed."""
+"""For the processes that Celery's tests start: their apps do not import ``queueapp.contrib.celery``, as those of a
+project do, and they find modules of Celery's sources behind the installed Celery."""
 
 import os
 import sys

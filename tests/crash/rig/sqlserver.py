@@ -45,7 +45,7 @@ BEGIN, COMMIT = "BEGIN TRANSACTION", "COMMIT TRANSACTION"
 #: A session goes back to the driver's pool, which ends no transaction that was begun in T-SQL, and is somebody else's next.
 LEAVE = "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 #: What can only be done to a server of one's own, and why it is left out here.
-LEFT_OUT = {"server": "a SQL Server that is there already is nobody's to stop or crash"}
+DESELECTED = {"server": "a SQL Server that is there already is nobody's to stop or crash"}
 
 
 class Session:
@@ -98,7 +98,7 @@ class SqlServer:
     """One server that is there already. ``url(database)`` is where a database of it is."""
 
     vendor = "microsoft"
-    left_out = LEFT_OUT
+    left_out = DESELECTED
 
     def __init__(self, url: str) -> None:
         self._parts: SplitResult = urlsplit(url)

@@ -61,7 +61,8 @@ MALFORMED: list[tuple[dict[str, Any], Any, str]] = [
 
 
 def send_malformed() -> None:
-    """Each of them, into the queue of the workers. Ids that a publish refuses are written by SQL, as another program would."""
+    """Each of them, into the queue of the workers. Ids that a publish refuses are written by SQL, as another program
+    would."""
     with kombu.Connection("queueapp://") as conn:
         for headers, body, _ in MALFORMED:
             if not is_id(headers.get("id", "")) and isinstance(headers["id"], str):

@@ -27,7 +27,7 @@ LABEL = BrokerQueue._meta.label
 
 @pytest.fixture
 def queues(db: None) -> dict[str, DeclaredQueue]:
-    """Two queues: one with a hostile name, bound twice and with messages of all kinds, and one that nobody uses."""
+    """Two queues: one with a hostile name, bound twice and with messages of all kinds, and an unused one."""
     ends = timezone.now() + timedelta(minutes=1)
     rows = [
         DeclaredQueue(name=HOSTILE, durable=True, arguments=json.dumps({"x-max": HOSTILE}), message_ttl_ms=1500),
@@ -52,7 +52,7 @@ def key(name: str) -> str:
     return quote(f"default:{name}")
 
 
-def test_queues_are_listed_with_what_is_in_them(operator: Client, queues: Any) -> None:
+def test_queues_are_listed_with_their_figures(operator: Client, queues: Any) -> None:
     page = operator.get(url(DeclaredQueue))
 
     text = page.content.decode()
@@ -106,7 +106,7 @@ def test_a_queue_is_found_by_the_beginning_of_its_name(operator: Client, queues:
     assert operator.get(url(DeclaredQueue), {"arguments__contains": "x"}).status_code in (302, 400)
 
 
-def test_purge_leaves_what_a_worker_has(operator: Client, queues: Any) -> None:
+def test_purge_leaves_messages_in_flight(operator: Client, queues: Any) -> None:
     page = operate(operator, DeclaredQueue, "purge", HOSTILE)
 
     assert notes(page) == ["3 messages deleted from 1 queue."]
@@ -128,8 +128,8 @@ def test_delete_takes_the_queue_its_bindings_and_its_messages(operator: Client, 
 
     for answer in ({}, {"confirmed": "yes"}):  # a colleague, who still has it on the screen
         data = {"action": "delete_queues", "_selected_action": [HOSTILE], **answer}
-        (told,) = notes(operator.post(url(DeclaredQueue), data, follow=True))
-        assert "Another operator has handled them" in told
+        (note,) = notes(operator.post(url(DeclaredQueue), data, follow=True))
+        assert "Another operator has handled them" in note
 
 
 def test_a_queue_that_a_live_worker_takes_from_is_not_deleted(operator: Client, queues: Any) -> None:
@@ -173,7 +173,7 @@ def aside(db: None) -> PendingMove:
     return PendingMove.objects.create(message_id=uuid.uuid4(), queue=HOSTILE, headers=headers, body=b'["secret"]')
 
 
-def test_what_a_move_has_set_aside_is_shown(operator: Client, aside: PendingMove) -> None:
+def test_pending_migrations_are_shown(operator: Client, aside: PendingMove) -> None:
     PendingMove.objects.create(message_id=uuid.uuid4(), queue="q", headers="{no json", body=None)
     listed = operator.get(url(PendingMove)).content.decode()
     page = operator.get(url(PendingMove, "change", aside.pk)).content.decode()
@@ -189,7 +189,7 @@ def test_what_a_move_has_set_aside_is_shown(operator: Client, aside: PendingMove
         assert operator.get(url(PendingMove, "change", wrong)).status_code == 302
 
 
-def test_what_is_set_aside_is_nobodys_to_change_and_its_body_for_who_may_see_the_queue(
+def test_pending_migrations_are_read_only_and_bodies_need_permission(
     staff: Callable[..., Client], aside: PendingMove
 ) -> None:
     assert staff().get(url(PendingMove)).status_code == 403

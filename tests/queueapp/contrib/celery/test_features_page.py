@@ -14,7 +14,7 @@ ROWS = [
 ]
 
 
-def test_every_feature_that_works_names_a_test_and_what_does_not_says_why() -> None:
+def test_supported_features_name_a_test_and_others_a_reason() -> None:
     assert len(ROWS) > 20
     for feature, state, tests in ROWS:
         if state.startswith("does not"):

@@ -46,7 +46,7 @@ def test_the_leases_of_a_token_last_as_long_as_the_first_of_them(clock: Clock) -
     assert (batch.expires, batch.period, batch.renews) == (115.0, 12.0, False)
 
 
-def test_what_is_ended_is_forgotten(clock: Clock) -> None:
+def test_ended_messages_are_forgotten(clock: Clock) -> None:
     leases = Leases(lambda: None)
     old = leases.token(10.0)
     leases.add(old, [1, 2], 100.0, 10.0, True)
@@ -61,7 +61,7 @@ def test_what_is_ended_is_forgotten(clock: Clock) -> None:
     assert list(leases._batches) == [new], "the others are never used again"
 
 
-def test_of_many_acks_the_first_wakes_who_writes_them(clock: Clock) -> None:
+def test_the_first_of_many_acks_wakes_the_agent(clock: Clock) -> None:
     calls: list[float] = []
     leases = Leases(lambda: calls.append(clock.now))
     token = leases.token(10.0)

@@ -30,15 +30,13 @@ def waits(poller: Poller, clock: Clock) -> float:
     return round(poller.next_poll(QUEUES) - clock.now, 3)
 
 
-def test_what_was_never_looked_through_is_at_once_and_what_had_something_at_once_again(
-    poller: Poller, clock: Clock
-) -> None:
+def test_the_first_poll_and_the_one_after_messages_are_due_at_once(poller: Poller, clock: Clock) -> None:
     assert poller.is_due(QUEUES, paused=False)
     poller.polled(QUEUES, found=True, notifications=True)
     assert poller.is_due(QUEUES, paused=False)
 
 
-def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
+def test_an_empty_poll_is_repeated_after_a_while_or_at_a_notification(
     poller: Poller, clock: Clock, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"NOTIFY_INTERVAL": 0.1}
@@ -59,7 +57,7 @@ def test_who_found_nothing_looks_again_after_a_while_or_when_it_is_told(
     assert not poller.notified
 
 
-def test_without_wake_ups_it_looks_often(poller: Poller, clock: Clock, settings: Any) -> None:
+def test_without_notifications_polls_are_frequent(poller: Poller, clock: Clock, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False, "NOTIFY_INTERVAL": 0.1}
     poller.polled(QUEUES, found=True, notifications=False)
     poller.polled(QUEUES, found=False, notifications=False)

@@ -1,4 +1,4 @@
-"""What keeps a process of Celery alive in the database, whatever its connections do."""
+"""The process agent: heartbeats, acks, renewals and queue expiry of a Celery process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.in_process_worker import DEADLINE, eventually
 from .consuming import Consume, drained, publish, rows
 
 
-def test_who_consumes_has_a_row_that_says_what(conn: Any, alias: str, consume: Consume) -> None:
+def test_a_consumer_has_a_subscriber_row_with_its_queues(conn: Any, alias: str, consume: Consume) -> None:
     consume("q", "r")
 
     row = eventually(Subscriber.objects.using(alias).filter(queue=BrokerQueue._meta.label).first)
@@ -36,7 +36,7 @@ def test_who_consumes_has_a_row_that_says_what(conn: Any, alias: str, consume: C
     assert not Subscriber.objects.using(alias).filter(pk=row.pk).exists()
 
 
-def test_who_is_told_so_takes_part_in_no_services(alias: str) -> None:
+def test_services_can_be_disabled(alias: str) -> None:
     with kombu.Connection(f"queueapp://{alias}", transport_options={"services": False}) as conn:
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=lambda _: None).consume()
         agent = agent_of(alias)
@@ -66,7 +66,7 @@ def test_a_queue_in_use_is_declared_again_when_it_was_deleted(conn: Any, alias: 
     found: list[Any] = []
     queue = kombu.Queue("mine", exchange, expires=1.0)
     kombu.Consumer(conn.channel(), [queue], on_message=found.append).consume()
-    # The process was stopped for longer than the queue stays, and somebody deleted it.
+    # The process was stopped for longer than the queue's expiry, and another one deleted it.
     with kombu.Connection(f"queueapp://{alias}") as other:
         queue(other.default_channel).delete()
 
@@ -106,7 +106,7 @@ def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
     assert list(DeclaredQueue.objects.using(alias).values_list("pk", flat=True)) == ["others"]
 
 
-def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
+def test_the_agent_continues_after_an_unexpected_error(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = []
@@ -130,12 +130,12 @@ def test_what_keeps_the_leases_goes_on_after_an_error_of_another_kind(
 
     eventually(lambda: not rows(alias).exists())
     assert agent.is_alive()
-    told = [record for record in caplog.records if record.exc_info and "the agent continues" in record.message]
-    assert len(told) == 1
+    logged = [record for record in caplog.records if record.exc_info and "the agent continues" in record.message]
+    assert len(logged) == 1
     assert "unexpected" in caplog.text
 
 
-def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
+def test_a_helper_of_the_agent_is_restarted(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consume("q")
@@ -162,7 +162,8 @@ def test_what_helps_the_keeper_is_started_again_when_it_has_ended(
 
 
 def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen on a busy machine: a worker that took longer to end than its agent stays was gone while that deleted its row."""
+    """Seen on a busy machine: a worker that took longer to end than its agent stays was gone while that deleted its
+    row."""
     monkeypatch.setattr(agent_module, "LINGER", 0.0)
     agent = agent_of(alias)
     signs_off = threading.Event()
@@ -187,7 +188,7 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
     assert agent not in agent_module._stopping_agents
 
 
-def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
+def test_a_stopping_agent_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
     first = agent_of(alias)
     first.stop()
 
@@ -198,7 +199,7 @@ def test_one_that_was_told_to_end_is_replaced(conn: Any, alias: str, consume: Co
     eventually(lambda: drained(conn) or found)
 
 
-def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
+def test_a_connection_that_comes_when_all_others_have_closed_has_another_agent(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = agent_of(alias)
@@ -216,14 +217,14 @@ def test_a_connection_that_comes_when_all_others_have_left_has_another_keeper(
 def test_a_queue_that_stays_for_less_than_those_before_it_is_kept(
     conn: Any, alias: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen: that of remote control of a worker with gevent, which comes after the others. It was deleted after ten seconds, and
-    whatever was said to that worker in the next twenty was lost."""
+    """Seen: that of remote control of a worker with gevent, which comes after the others. It was deleted after ten
+    seconds, and commands to that worker in the next twenty were lost."""
     kept, deleted = [], []
     refresh, reap = topology.extend, topology.delete_expired
     monkeypatch.setattr(topology, "extend", lambda *given: (kept.append(given), refresh(*given))[1])
     monkeypatch.setattr(topology, "delete_expired", lambda alias: (deleted.extend(gone := reap(alias)), gone)[1])
     consume("q")
-    eventually(lambda: kept)  # nothing of it goes by itself: it looks after that again half a minute later
+    eventually(lambda: kept)  # none of them expires: the next check is half a minute later
     queue = kombu.Queue("late", expires=10.0)
     kombu.Consumer(conn.channel(), [queue], on_message=lambda _: None).consume()
     row = DeclaredQueue.objects.using(alias).filter(pk="late")
@@ -234,7 +235,7 @@ def test_a_queue_that_stays_for_less_than_those_before_it_is_kept(
     assert deleted == []
 
 
-def test_a_connection_outlives_what_keeps_its_leases(conn: Any, alias: str, consume: Consume) -> None:
+def test_a_connection_outlives_its_agent(conn: Any, alias: str, consume: Consume) -> None:
     found = consume("q")
     drained(conn)
     stop_agents()

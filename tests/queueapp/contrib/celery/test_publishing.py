@@ -85,7 +85,7 @@ def test_delay_in_a_view_goes_with_the_transaction_of_the_request(
     assert [row.recipient for row in rows(alias)] == ["celery"]
 
 
-def test_what_was_declared_in_a_transaction_that_is_rolled_back_stays_declared(conn: Any, alias: str) -> None:
+def test_a_declaration_survives_a_rollback(conn: Any, alias: str) -> None:
     exchange = kombu.Exchange("letters", type="direct")
     queue = kombu.Queue("post", exchange, routing_key="by air")
     producer = conn.Producer()
@@ -119,7 +119,7 @@ def test_a_session_that_has_died_fails_no_publish_that_may_be_tried_again(conn: 
     assert [bytes(row.body) for row in rows(alias)] == [b"before", b"behind"]
 
 
-def test_what_has_an_eta_waits_among_the_delayed(conn: Any, alias: str) -> None:
+def test_a_task_with_an_eta_is_a_delayed_message(conn: Any, alias: str) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
     conn.Producer().publish("x", routing_key="q", headers={"eta": due.isoformat()}, priority=7, expiration=7200)
 
@@ -134,7 +134,7 @@ def test_what_has_an_eta_waits_among_the_delayed(conn: Any, alias: str) -> None:
 
 
 @pytest.mark.parametrize("eta", ["2001-01-01T00:00:00+00:00", "no time", "", None])
-def test_what_is_due_or_says_nothing_that_can_be_read_is_not_delayed(conn: Any, alias: str, eta: Any) -> None:
+def test_due_and_unreadable_etas_are_not_delayed(conn: Any, alias: str, eta: Any) -> None:
     conn.Producer().publish("x", routing_key="q", headers={"eta": eta})
 
     assert rows(alias).count() == 1
@@ -150,7 +150,7 @@ def test_an_eta_through_an_exchange_reaches_every_bound_queue(conn: Any, alias: 
     assert {*DelayedMessage.objects.using(alias).values_list("recipient", flat=True)} == {"one", "two"}
 
 
-def test_fanout_is_one_statement_and_skips_what_nobody_uses(conn: Any, alias: str) -> None:
+def test_fanout_is_one_statement_and_skips_expired_queues(conn: Any, alias: str) -> None:
     exchange = kombu.Exchange("all", type="fanout")
     for name in ("one", "two", "old"):
         kombu.Queue(name, exchange, expires=60)(conn.default_channel).declare()
@@ -161,7 +161,7 @@ def test_fanout_is_one_statement_and_skips_what_nobody_uses(conn: Any, alias: st
     assert [row.recipient for row in rows(alias)] == ["one", "two"]
 
 
-def test_another_process_knows_what_was_declared(conn: Any, alias: str) -> None:
+def test_another_process_sees_declarations(conn: Any, alias: str) -> None:
     """Another connection shares nothing with this one but the database."""
     exchange = kombu.Exchange("topics", type="topic")
     kombu.Queue("some", exchange, routing_key="a.*")(conn.default_channel).declare()
@@ -175,7 +175,7 @@ def test_another_process_knows_what_was_declared(conn: Any, alias: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["direct", "topic"])
-def test_what_no_queue_is_bound_for_goes_to_the_deadletter_queue(alias: str, kind: str) -> None:
+def test_unroutable_messages_go_to_the_deadletter_queue(alias: str, kind: str) -> None:
     with kombu.Connection(f"queueapp://{alias}", transport_options={"deadletter_queue": "lost"}) as conn:
         exchange = kombu.Exchange("letters", type=kind)
         exchange(conn.default_channel).declare()
@@ -196,7 +196,7 @@ def test_the_shorter_of_two_times_to_live_counts(conn: Any, alias: str, through:
     assert [round(one.total_seconds()) for one in left] == [60, 10, 60]
 
 
-def test_a_queue_that_nobody_uses_is_deleted_with_what_is_in_it(conn: Any, alias: str) -> None:
+def test_an_unused_queue_is_deleted_with_its_messages(conn: Any, alias: str) -> None:
     exchange = kombu.Exchange("all", type="fanout")
     kombu.Queue("kept", exchange)(conn.default_channel).declare()
     kombu.Queue("gone", exchange, expires=0.001)(conn.default_channel).declare()
@@ -233,7 +233,7 @@ def test_two_reapers_do_not_meet(conn: Any, alias: str) -> None:
     assert sorted(gone) == sorted(f"gone {number}" for number in range(20))
 
 
-def test_size_counts_what_waits(conn: Any, alias: str) -> None:
+def test_size_counts_ready_messages(conn: Any, alias: str) -> None:
     queue = kombu.Queue("q")(conn.default_channel)
     for number in range(3):
         conn.Producer().publish(number, routing_key="q", declare=[queue])
@@ -246,7 +246,7 @@ def test_size_counts_what_waits(conn: Any, alias: str) -> None:
     assert queue.purge() == 3
 
 
-def test_a_queue_that_nobody_declared_is_not_found(conn: Any) -> None:
+def test_an_undeclared_queue_is_not_found(conn: Any) -> None:
     with pytest.raises(ChannelError, match="no queue 'nowhere'"):
         kombu.Queue("nowhere")(conn.default_channel).queue_declare(passive=True)
     with pytest.raises(ChannelError, match="no exchange 'nowhere'"):

@@ -77,13 +77,13 @@ def test_an_ack_deletes_in_batches(conn: Any, alias: str, consume: Consume, monk
     eventually(lambda: (own.outstanding, own.acked, own.lost) == (0, 50, 0))
 
 
-def test_a_late_ack_ends_nothing_that_others_have(
+def test_a_late_ack_does_not_end_the_lease_of_another_worker(
     conn: Any, alias: str, consume: Consume, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(conn, "x")
     found = consume("q")
     drained(conn)
-    rows(alias).update(lease_token=new_id())  # it has lapsed, and somebody else has it
+    rows(alias).update(lease_token=new_id())  # it has expired, and another worker has it
 
     found[0].ack()
 
@@ -92,7 +92,7 @@ def test_a_late_ack_ends_nothing_that_others_have(
     assert rows(alias).count() == 1
 
 
-def test_what_comes_again_says_so(conn: Any, consume: Consume) -> None:
+def test_a_redelivery_is_marked(conn: Any, consume: Consume) -> None:
     publish(conn, "x")
     found = consume("q")
     drained(conn)
@@ -118,9 +118,7 @@ def test_a_requeued_message_keeps_its_place(conn: Any, consume: Consume) -> None
     assert [message.payload for message in found] == [1, 1]
 
 
-def test_what_cannot_be_given_back_at_once_is_given_back_as_soon_as_it_can(
-    conn: Any, alias: str, consume: Consume
-) -> None:
+def test_a_failed_release_is_retried(conn: Any, alias: str, consume: Consume) -> None:
     publish(conn, "x")
     found = consume("q")
     drained(conn)
@@ -259,7 +257,7 @@ def test_a_row_of_another_writer_is_delivered(conn: Any, alias: str, consume: Co
     found[0].ack()
 
 
-def test_what_is_handed_out_too_often_is_poison(alias: str) -> None:
+def test_max_deliveries_leads_to_poison(alias: str) -> None:
     with kombu.Connection(f"queueapp://{alias}", transport_options={"max_deliveries": 3}) as conn:
         publish(conn, "killer")
         rows(alias).update(deliveries=3)  # and never acked
@@ -295,12 +293,12 @@ def test_renewal_can_be_turned_off(alias: str) -> None:
         publish(conn, "x")
         found: list[Any] = []
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=found.append).consume()
-        eventually(lambda: drained(conn) or len(found) > 1)  # it lapsed, and was handed out again
+        eventually(lambda: drained(conn) or len(found) > 1)  # it expired, and was delivered again
 
     assert found[1].delivery_info["redelivered"] is True
 
 
-def test_what_was_read_ahead_and_not_delivered_is_for_others(conn: Any, alias: str, consume: Consume) -> None:
+def test_undelivered_read_ahead_is_released(conn: Any, alias: str, consume: Consume) -> None:
     publish(conn, *range(4))
     consume("q", prefetch=1)
     (transport,) = {channel._transport for channel in conn.transport.channels}
@@ -391,8 +389,8 @@ def test_house_is_kept_in_the_database_that_the_url_names(
     conn: Any, alias: str, consume: Consume, settings: Any
 ) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere()]
-    conn.Producer().publish("x", routing_key="nobody's", expiration=0.001)
-    eventually(lambda: not topology.ready_messages(alias, "nobody's").exists())
+    conn.Producer().publish("x", routing_key="unused", expiration=0.001)
+    eventually(lambda: not topology.ready_messages(alias, "unused").exists())
 
     consume("q")
 

@@ -108,7 +108,7 @@ def test_a_revoked_task_does_not_run(shared: Tree) -> None:
     assert effects("revoked", "kept") == ["kept"]
 
 
-def test_events_reach_who_listens(shared: Tree) -> None:
+def test_events_reach_their_listeners(shared: Tree) -> None:
     found: list[str] = []
     wanted = {"worker-heartbeat", "task-received", "task-started", "task-succeeded"}
     with kombu.Connection("queueapp://") as conn:
@@ -161,7 +161,7 @@ def test_flower_sees_the_worker(shared: Tree, environment: dict[str, str], tmp_p
         flower.kill()
 
 
-def test_what_is_delayed_waits_in_the_database(shared: Tree) -> None:
+def test_delayed_tasks_wait_in_the_database(shared: Tree) -> None:
     due = datetime.now(UTC) + timedelta(seconds=2)
 
     celeryapp.record.apply_async(["later"], eta=due)
@@ -192,7 +192,7 @@ def test_delay_in_a_transaction_goes_with_it(shared: Tree) -> None:
     eventually(lambda: effects("rolled back", "committed") == ["committed"])
 
 
-def test_a_task_that_nobody_knows_is_kept_and_can_be_requeued(shared: Tree) -> None:
+def test_an_unknown_task_becomes_poison_and_can_be_requeued(shared: Tree) -> None:
     sent = app.send_task("tests.nowhere.gone", ["argument"])
 
     kept = PoisonMessage.objects.filter(queue=LABEL, message_type="tests.nowhere.gone")
@@ -206,7 +206,7 @@ def test_a_task_that_nobody_knows_is_kept_and_can_be_requeued(shared: Tree) -> N
     assert bytes(again.body) == bytes(found.body)
 
 
-def test_what_a_task_rejects_is_put_back_or_kept_and_what_it_ignores_is_gone(shared: Tree) -> None:
+def test_a_rejected_task_is_requeued_or_poison_and_an_ignored_one_is_acked(shared: Tree) -> None:
     celeryapp.rejects.delay("put back", True)
     celeryapp.rejects.delay("kept as poison", False)
     celeryapp.ignores.delay("ignored")
@@ -236,11 +236,11 @@ def test_a_rate_limit_is_kept(shared: Tree) -> None:
     eventually(lambda: not waits())
 
 
-def test_what_is_no_task_of_celerys_is_kept_and_ends_no_worker(shared: Tree) -> None:
+def test_malformed_tasks_become_poison_and_end_no_worker(shared: Tree) -> None:
     send_malformed()
-    celeryapp.record.delay("after the strange")
+    celeryapp.record.delay("after the malformed")
 
-    eventually(lambda: effects("after the strange") and not waits(), 2 * DEADLINE)
+    eventually(lambda: effects("after the malformed") and not waits(), 2 * DEADLINE)
     assert shared.process.poll() is None, shared.output
     assert_kept()
     assert effects("s") == []

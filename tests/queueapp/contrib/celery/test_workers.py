@@ -96,7 +96,8 @@ def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool:
         eventually(lambda: too_deep.count() == 5)
         assert worker.process.poll() is None
 
-    # With gevent it says that it is ready before it listens; and a late answer to one question is what the next one gets.
+    # With gevent it says that it is ready before it listens; and a late answer to one question is what the next one
+    # gets.
     def answers(question: str) -> Any:
         return (getattr(app.control.inspect(timeout=5, limit=1), question)() or {}).get("w0@tests", ())
 
@@ -141,7 +142,7 @@ def test_a_killed_worker_loses_no_task_that_acks_late(start: Any, tmp_path: Path
     eventually(lambda: not BrokerQueue.objects.exists())
 
 
-def test_prefork_tries_again_what_ends_its_process_and_stops_what_overruns(start: Any, tmp_path: Path) -> None:
+def test_prefork_redelivers_after_a_crash_and_enforces_time_limits(start: Any, tmp_path: Path) -> None:
     # Of a task that says nothing of it, by the settings of all tasks.
     start("prefork", TEST_ACKS_LATE="1", TEST_MAX_DELIVERIES="3")
 
@@ -179,7 +180,7 @@ def test_a_killed_worker_leaks_no_queue(start: Any) -> None:
     assert DeclaredQueue.objects.filter(name="w0@tests.celery.pidbox").exists()
 
     worker.kill()
-    start("threads")  # whoever lives deletes it
+    start("threads")  # a living process deletes it
 
     eventually(lambda: not DeclaredQueue.objects.filter(name="w0@tests.celery.pidbox").exists(), 2 * DEADLINE)
     assert not Binding.objects.filter(queue="w0@tests.celery.pidbox").exists()

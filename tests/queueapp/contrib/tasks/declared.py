@@ -83,7 +83,7 @@ def returns(kind: str) -> Any:
 
 
 @task(takes_context=True)
-def told(context: Any, *args: Any) -> list[Any]:
+def describe(context: Any, *args: Any) -> list[Any]:
     result = context.task_result
     return [result.id, context.attempt, result.status, len(result.worker_ids), list(args)]
 
@@ -119,13 +119,13 @@ async def atoo_long() -> None:
 @task
 @options(policy=lambda failure: Discard("not worth it"))
 def discarded() -> None:
-    raise RuntimeError("whatever")
+    raise RuntimeError("failed")
 
 
 @task
 @options(attempts=2, retry_delay=3600, policy=lambda failure: None)
 def undecided() -> None:
-    raise RuntimeError("whatever")
+    raise RuntimeError("failed")
 
 
 @task
@@ -204,7 +204,7 @@ async def araises(name: str) -> None:
 
 
 class Unusual(BaseException):
-    """Nobody catches this one."""
+    """Not caught by ``except Exception``."""
 
 
 @task(takes_context=True)

@@ -35,7 +35,7 @@ def ended(configure: Any, settings: Any) -> dict[str, str]:
     return ids
 
 
-def test_results_are_listed_with_what_they_are_now(operator: Client, ended: dict[str, str]) -> None:
+def test_results_are_listed_with_their_current_status(operator: Client, ended: dict[str, str]) -> None:
     page = operator.get(url(Result))
 
     assert page.status_code == 200
@@ -84,14 +84,14 @@ def test_a_hostile_path_is_escaped_in_the_list(operator: Client, ended: dict[str
     assert "\u202e" not in text
 
 
-def test_nobody_adds_changes_or_deletes(operator: Client, ended: dict[str, str]) -> None:
+def test_results_cannot_be_added_changed_or_deleted(operator: Client, ended: dict[str, str]) -> None:
     assert operator.get(url(Result, "add")).status_code == 403
     assert operator.post(url(Result, "change", ended["well"]), {"status": "FAILED"}).status_code == 403
     assert operator.post(url(Result, "delete", ended["well"]), {"post": "yes"}).status_code == 403
     assert Result.objects.filter(status="SUCCESSFUL").exists()
 
 
-def test_who_may_not_see_results_does_not(staff: Callable[..., Client], ended: dict[str, str]) -> None:
+def test_results_need_their_permission(staff: Callable[..., Client], ended: dict[str, str]) -> None:
     assert staff().get(url(Result)).status_code == 403
     allowed = staff("queueapp_tasks.view_result")
     assert allowed.get(url(Result)).status_code == 200

@@ -197,7 +197,7 @@ def test_a_run_after_that_no_store_holds_is_refused_at_once(
     assert (TaskQueue.objects.count(), DelayedMessage.objects.count()) == (2, 0)
 
 
-def test_what_is_no_function_of_a_module_is_refused(backend: Any) -> None:
+def test_a_task_that_is_not_a_module_function_is_refused(backend: Any) -> None:
     def inner() -> None: ...
 
     for one in (inner, any, lambda: None, declared.noop):
@@ -233,7 +233,7 @@ def test_arguments_come_back_as_json_has_them(backend: Any) -> None:
     assert backend.get_result(result.id).kwargs == {"big": 2**70}
 
 
-def test_what_a_task_was_enqueued_with_is_in_its_result(backend: Any) -> None:
+def test_the_options_of_an_enqueued_task_are_in_its_result(backend: Any) -> None:
     result = declared.noop.using(priority=-7, queue_name="queue-1").enqueue()
 
     found = backend.get_result(result.id).task
@@ -274,13 +274,13 @@ def test_a_task_may_be_enqueued_after_the_commit(configure: Any, backend: Any, a
     if named is not True and alias != "default":
         pytest.skip("the queue's database is another one")
     configure(enqueue_on_commit=named)
-    told: list[Any] = []
-    task_enqueued.connect(lambda task_result, **_: told.append(task_result), weak=False, dispatch_uid="test")
+    enqueued: list[Any] = []
+    task_enqueued.connect(lambda task_result, **_: enqueued.append(task_result), weak=False, dispatch_uid="test")
     try:
         with transaction.atomic(using=alias):
             result = declared.noop.enqueue()
-            assert (result.enqueued_at, TaskQueue.objects.count(), told) == (None, 0, [])
-        assert (result.enqueued_at is None, TaskQueue.objects.count(), told) == (False, 1, [result])
+            assert (result.enqueued_at, TaskQueue.objects.count(), enqueued) == (None, 0, [])
+        assert (result.enqueued_at is None, TaskQueue.objects.count(), enqueued) == (False, 1, [result])
         with transaction.atomic(using=alias):
             declared.noop.enqueue()
             transaction.set_rollback(True, using=alias)
@@ -331,7 +331,7 @@ def test_options_of_a_task_are_arguments_or_a_decorator(backend: Any) -> None:
         options(attempts=3)(declared.noop)
 
 
-def test_options_that_are_not_accepted_are_told_to_who_enqueues(configure: Any, backend: Any) -> None:
+def test_invalid_options_are_raised_at_enqueue(configure: Any, backend: Any) -> None:
     configure(retention=7)
 
     with pytest.raises(InvalidOption, match=r"TASKS\['default'\]\['OPTIONS'\]: retention = 7 is not accepted"):

@@ -1,8 +1,8 @@
 """What two other suites ask of a backend, and which of our tests fail where ours does not do it.
 
-``OF_DJANGO_TASKS_DB``: the database backend ``django-tasks-db`` 0.13.0, whose tests are 95. ``OF_DJANGO``: Django's ``tests/tasks``,
-what of them is about a backend; the rest is about the framework's own classes. By name: the tests here, or after a dash why
-there can be none.
+``OF_DJANGO_TASKS_DB``: the database backend ``django-tasks-db`` 0.13.0, whose tests are 95. ``OF_DJANGO``: Django's
+``tests/tasks``, what of them is about a backend; the rest is about the framework's own classes. By name: the tests
+here, or after a dash why there can be none.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _IDS = "- ids are made by the queue, time-ordered: there is no id_function"
 _SQLITE = "- SQLite, which queues are not on"
 _NO_SUCH_OPTION = "- runqueueworker has no such option: "
 _THEIR_COMMAND = "- housekeeping prunes by OPTIONS['retention']: there is no command for it, with such an option"
-_SUCCEEDS = "test_a_task_runs_and_says_what_it_returned "
-_UNKNOWN = "test_a_task_that_nobody_knows_is_poison_with_its_bytes"
+_SUCCEEDS = "test_the_return_value_of_a_task_is_stored "
+_UNKNOWN = "test_an_unknown_task_is_poison_with_its_bytes"
 _NO_ID = "test_an_id_that_is_none_is_of_no_result"
 _LOCKED = "test_claim_passes_over_what_is_locked_and_never_waits"
 _OLD = "test_old_results_are_deleted"
@@ -38,11 +38,11 @@ OF_DJANGO_TASKS_DB = {
         "async_invalid_uuid": _NO_ID,
         "invalid_task_path": _UNKNOWN,
         "missing_task_path": _UNKNOWN + " test_the_result_of_a_task_that_is_no_more_can_be_read",
-        "task_name": "- a property of their model: our admin shows the path, test_results_are_listed_with_what_they_are_now",
+        "task_name": "- a property of their model: our admin shows the path, test_results_are_listed_with_their_current_status",
         "check": "test_what_is_wrong_with_a_backend_is_said",
         "database_backend_app_missing": "test_the_app_that_has_the_tables_is_asked_for",
         "priority_range_check": "- a constraint of their table: levels are a queue's, and what a header says is read with care, "
-        "test_headers_that_nobody_would_write_are_no_reason_to_run_a_task_again",
+        "test_malformed_headers_do_not_repeat_a_task",
         "doesnt_wait_until_transaction_commit": "test_a_task_is_enqueued_with_the_callers_transaction_or_not_at_all",
         "enqueue_logs": "test_signals_of_a_task_that_succeeds",
         "index_scan_for_ready": "test_its_statements_and_their_plans_are_those_that_one_would_write "
@@ -60,14 +60,14 @@ OF_DJANGO_TASKS_DB = {
         "run_enqueued_task": _SUCCEEDS,
         "batch_processes_all_tasks": "test_until_empty_runs_everything_and_ends",
         "no_tasks": "test_a_tree_works_until_the_queues_and_their_delayed_messages_are_gone",
-        "doesnt_process_different_queue": "test_workers_take_the_queue_names_that_they_are_told",
-        "process_all_queues": "test_workers_take_the_queue_names_that_they_are_told",
-        "process_all_queues_excluding_one_queue": "test_workers_take_the_queue_names_that_they_are_told",
+        "doesnt_process_different_queue": "test_workers_consume_the_configured_queue_names",
+        "process_all_queues": "test_workers_consume_the_configured_queue_names",
+        "process_all_queues_excluding_one_queue": "test_workers_consume_the_configured_queue_names",
         "exclude_queues_requires_processing_all_queues": "- OPTIONS['work'] names what is taken, and nothing is excluded",
         "excluding_unknown_queue_processes_selected_queues": "- the same; a name that QUEUES has not is a check, "
         "test_what_is_wrong_with_a_backend_is_said",
         "failing_task": "test_a_task_that_raises_has_failed",
-        "complex_exception": "test_an_exception_that_holds_anything_is_told",
+        "complex_exception": "test_an_exception_with_any_content_is_stored",
         "complex_return_value": "test_a_return_value_that_no_json_is_fails_the_task",
         "doesnt_process_different_backend": "test_a_task_is_tried_as_the_backend_says_that_it_was_enqueued_with",
         "unknown_backend": _NO_SUCH_OPTION + "it takes queues, test_a_tree_that_cannot_work_says_why",
@@ -84,14 +84,14 @@ OF_DJANGO_TASKS_DB = {
         "run_after": "test_a_task_of_later_waits_with_the_delayed_ones",
         "run_after_priority": "test_tasks_of_a_higher_priority_run_first "
         "test_a_task_whose_time_has_come_does_not_wait_with_the_delayed_ones",
-        "verbose_logging": "- theirs tells each task on stdout, which is the framework's log here, "
+        "verbose_logging": "- theirs prints each task on stdout, which is the framework's log here, "
         "test_signals_of_a_task_that_succeeds",
         "invalid_task_path": _UNKNOWN,
         "missing_task_path": _UNKNOWN,
         "worker_doesnt_exit_on_failure": "test_whatever_a_task_raises_ends_neither_worker_nor_queue",
         "worker_with_locked_rows": _LOCKED,
-        "takes_context": "test_a_task_is_told_about_itself",
-        "context": "test_a_task_is_told_about_itself",
+        "takes_context": "test_a_task_receives_its_context",
+        "context": "test_a_task_receives_its_context",
         "task_import_string": _UNKNOWN,
     },
     "DatabaseTaskResultTestCase": {
@@ -111,8 +111,8 @@ OF_DJANGO_TASKS_DB = {
         "only_prunes_specified_queue": "- retention is a backend's: " + _OLD,
         "prune_all_queues": _OLD,
         "min_age": _OLD,
-        "failed_min_age": "- what has failed is poison until somebody resolves it: " + _OLD,
-        "failed_min_age_zero": "- what has failed is poison until somebody resolves it: " + _OLD,
+        "failed_min_age": "- what has failed is poison until an operator resolves it: " + _OLD,
+        "failed_min_age_zero": "- what has failed is poison until an operator resolves it: " + _OLD,
         "dry_run": _THEIR_COMMAND,
         "unknown_backend": _THEIR_COMMAND,
         "incorrect_backend": _THEIR_COMMAND,
@@ -146,8 +146,8 @@ OF_DJANGO = {
     "enqueue_task_async": "test_aenqueue_is_the_same",
     "enqueue_with_invalid_argument": "test_arguments_that_no_json_holds_are_refused",
     "aenqueue_with_invalid_argument": "test_arguments_that_no_json_holds_are_refused",
-    "using_priority": "test_what_a_task_was_enqueued_with_is_in_its_result",
-    "using_queue_name": "test_what_a_task_was_enqueued_with_is_in_its_result",
+    "using_priority": "test_the_options_of_an_enqueued_task_are_in_its_result",
+    "using_queue_name": "test_the_options_of_an_enqueued_task_are_in_its_result",
     "using_run_after": "test_a_task_of_later_waits_with_the_delayed_ones",
     "refresh_result": "test_async_tasks_run_as_well",
     "naive_datetime": "test_a_naive_run_after_is_refused",
@@ -158,21 +158,21 @@ OF_DJANGO = {
     "get_missing_result": _NO_ID,
     "get_incorrect_result": "test_a_result_of_another_task_is_a_mismatch",
     "get_incorrect_result_async": "test_a_result_of_another_task_is_a_mismatch",
-    "invalid_function": "test_what_is_no_function_of_a_module_is_refused",
+    "invalid_function": "test_a_task_that_is_not_a_module_function_is_refused",
     "takes_context_without_taking_context": "test_a_task_that_takes_a_context_has_an_argument_for_it",
     "catches_exception": "test_a_task_that_raises_has_failed test_whatever_a_task_raises_ends_neither_worker_nor_queue",
     "throws_keyboard_interrupt": "- of a backend that runs a task where it is enqueued",
-    "complex_exception": "test_an_exception_that_holds_anything_is_told",
+    "complex_exception": "test_an_exception_with_any_content_is_stored",
     "complex_return_value": "test_a_return_value_that_no_json_is_fails_the_task",
     "result": _SUCCEEDS,
     "result_async": "test_async_tasks_run_as_well",
     "cannot_get_result": "test_results_may_not_be_kept_at_all",
     "cannot_refresh_result": "test_results_may_not_be_kept_at_all",
     "enqueue_logs": "test_signals_of_a_task_that_succeeds",
-    "failed_logs": "test_signals_of_a_task_that_fails_are_told_while_its_exception_is_handled",
+    "failed_logs": "test_signals_of_a_failed_task_are_sent_while_its_exception_is_current",
     "successful_task_no_none_type_in_logs": "test_signals_of_a_task_that_succeeds",
-    "takes_context": "test_a_task_is_told_about_itself",
-    "context": "test_a_task_is_told_about_itself",
+    "takes_context": "test_a_task_receives_its_context",
+    "context": "test_a_task_receives_its_context",
     "validate_on_enqueue": "test_a_task_is_validated_again_when_it_is_enqueued",
     "validate_on_aenqueue": "test_a_task_is_validated_again_when_it_is_enqueued",
     "doesnt_wait_until_transaction_commit_by_default": "test_a_task_is_enqueued_with_the_callers_transaction_or_not_at_all",

@@ -13,7 +13,7 @@ from . import declared
 pytestmark = pytest.mark.skipif(django.VERSION < (6, 0), reason="the toolbar's panel of tasks needs Django 6.0")
 
 
-def test_the_panel_shows_what_a_request_has_enqueued(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_shows_the_tasks_of_a_request(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from debug_toolbar.panels.tasks import TasksPanel
 
     def respond(request: HttpRequest) -> HttpResponse:

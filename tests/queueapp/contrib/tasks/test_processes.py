@@ -79,7 +79,8 @@ def test_workers_that_are_killed_lose_nothing(start: Any) -> None:
     killed = 0
     for done in (20, 80, 150):
         eventually(lambda done=done: Effect.objects.values("name").distinct().count() >= done, 2 * DEADLINE)
-        # Both may be new and not there yet: tasks are done in bursts, and two kills come close together on a busy machine.
+        # Both may be new and not there yet: tasks are done in bursts, and two kills come close together on a busy
+        # machine.
         victim = tree.wait_for_workers()[0]
         os.kill(victim, signal.SIGKILL)
         killed += 1
@@ -87,7 +88,7 @@ def test_workers_that_are_killed_lose_nothing(start: Any) -> None:
 
     eventually(lambda: not TaskQueue.objects.exists(), 4 * DEADLINE)
 
-    # What was in hand has had its one attempt: it is kept as poison, FAILED, with what killed it, and can be requeued.
+    # Messages in flight have had their one attempt: they are poison, FAILED, with the cause, and can be requeued.
     poison = list(PoisonMessage.objects.all())
     successful = Result.objects.filter(status="SUCCESSFUL").count()
     assert successful + len(poison) == len(names)
@@ -102,7 +103,7 @@ def test_workers_that_are_killed_lose_nothing(start: Any) -> None:
 def test_a_task_that_kills_its_worker_has_failed_and_does_not_block_the_others(start: Any) -> None:
     deadly, harmless = declared.die.enqueue(), declared.add.enqueue(1, 2)
 
-    # One task in hand: what else the process has leased is given back uncounted, and each in hand has had its attempt.
+    # One task per process runs: other leased messages are released uncounted, and each running one has had its attempt.
     start("--until-empty", "--concurrency", "1").wait()
 
     assert status_of(deadly) == TaskResultStatus.FAILED

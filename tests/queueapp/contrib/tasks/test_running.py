@@ -30,7 +30,7 @@ from . import declared
 from .conftest import BACKEND
 
 
-def test_a_task_runs_and_says_what_it_returned(backend: Any, drain: Any) -> None:
+def test_the_return_value_of_a_task_is_stored(backend: Any, drain: Any) -> None:
     result = declared.add.enqueue(1, right=2)
     assert (result.status, result.is_finished, result.attempts) == (TaskResultStatus.READY, False, 0)
 
@@ -170,7 +170,7 @@ def test_async_tasks_are_tried_again_and_kept_whatever_the_semantics(
     assert names == ({"attempt 1", "attempt 2"} if queue is TaskQueue else {"attempt 2"})
 
 
-def test_an_exception_that_holds_anything_is_told(backend: Any, drain: Any) -> None:
+def test_an_exception_with_any_content_is_stored(backend: Any, drain: Any) -> None:
     result = declared.complex_failure.enqueue()
 
     drain()
@@ -180,8 +180,8 @@ def test_an_exception_that_holds_anything_is_told(backend: Any, drain: Any) -> N
     assert "inner" in result.errors[0].traceback
 
 
-def test_a_task_is_told_about_itself(backend: Any, drain: Any) -> None:
-    result = declared.told.enqueue(1, "two")
+def test_a_task_receives_its_context(backend: Any, drain: Any) -> None:
+    result = declared.describe.enqueue(1, "two")
 
     drain()
 
@@ -238,22 +238,22 @@ def test_a_task_is_tried_as_the_backend_says_that_it_was_enqueued_with(
 ) -> None:
     settings.TASKS = {
         "default": {"BACKEND": BACKEND},
-        "careful": {"BACKEND": BACKEND, "OPTIONS": {"attempts": 3, "retry_delay": 0}},
+        "retrying": {"BACKEND": BACKEND, "OPTIONS": {"attempts": 3, "retry_delay": 0}},
         "jobs": {
             "BACKEND": BACKEND,
             "OPTIONS": {"attempts": 2, "retry_delay": 0, "queue": TransactionalTasks._meta.label},
         },
     }
     install_anew()
-    tasks = [declared.fail, *(declared.fail.using(backend=alias) for alias in ("careful", "jobs"))]
+    tasks = [declared.fail, *(declared.fail.using(backend=alias) for alias in ("retrying", "jobs"))]
     results = [(one.backend, one.enqueue().id) for one in tasks]
-    own = declared.succeed_third.using(backend="careful").enqueue()
+    own = declared.succeed_third.using(backend="retrying").enqueue()
 
     drain()
     drain(TransactionalTasks)
 
     assert [task_backends[alias].get_result(one).attempts for alias, one in results] == [1, 3, 2]
-    assert task_backends["careful"].get_result(own.id).return_value == "at last"
+    assert task_backends["retrying"].get_result(own.id).return_value == "at last"
 
 
 def test_an_exception_that_no_retry_mends_is_the_last(backend: Any, drain: Any) -> None:
@@ -362,7 +362,7 @@ def test_results_are_kept_behind_a_slow_task_too(backend: Any, worker: Any, tmp_
     eventually(lambda: backend.get_result(slow.id).is_finished)
 
 
-def test_a_task_that_nobody_knows_is_poison_with_its_bytes(backend: Any, drain: Any) -> None:
+def test_an_unknown_task_is_poison_with_its_bytes(backend: Any, drain: Any) -> None:
     for path in (
         "tests.queueapp.contrib.tasks.declared.gone",
         "os.system",
@@ -400,7 +400,7 @@ def test_the_module_of_a_task_is_imported_when_the_first_one_comes(
     assert backend.get_result(str(identity)).return_value == "found"
 
 
-def test_headers_that_nobody_would_write_are_no_reason_to_run_a_task_again(backend: Any, drain: Any) -> None:
+def test_malformed_headers_do_not_repeat_a_task(backend: Any, drain: Any) -> None:
     hostile = {"task-queue": "q" * 5000, "task-backend": "b" * 5000, "task-priority": "x", "task-run-after": "never"}
     identity = TaskQueue.send(
         b'{"args": [1, 2], "kwargs": {}}', headers={"type": declared.add.module_path, **hostile}, recipient="default"
@@ -462,7 +462,7 @@ def test_tasks_of_a_higher_priority_run_first(backend: Any, drain: Any) -> None:
     assert ended == order[::-1]
 
 
-def test_workers_take_the_queue_names_that_they_are_told(configure: Any, backend: Any, worker: Any) -> None:
+def test_workers_consume_the_configured_queue_names(configure: Any, backend: Any, worker: Any) -> None:
     configure(work=["queue-1"])
     other, own = declared.noop.enqueue(), declared.elsewhere.enqueue()
     first = worker()
@@ -479,12 +479,12 @@ def test_workers_take_the_queue_names_that_they_are_told(configure: Any, backend
 
 def test_any_queue_name_will_do_where_none_is_named(configure: Any, backend: Any, drain: Any) -> None:
     configure(queues=[])
-    result = declared.noop.using(queue_name="whatever").enqueue()
+    result = declared.noop.using(queue_name="any name").enqueue()
 
     drain()
 
     result.refresh()
-    assert (result.status, result.task.queue_name) == (TaskResultStatus.SUCCESSFUL, "whatever")
+    assert (result.status, result.task.queue_name) == (TaskResultStatus.SUCCESSFUL, "any name")
 
 
 def test_a_task_of_later_waits_with_the_delayed_ones(backend: Any, drain: Any) -> None:

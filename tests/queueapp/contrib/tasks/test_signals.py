@@ -1,4 +1,4 @@
-"""What the framework's signals tell, and who is told."""
+"""The signals of the task framework: when they are sent, and with what."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from . import declared
 
 
 @pytest.fixture
-def told() -> Iterator[list[tuple[str, Any, Any, Any]]]:
+def sent() -> Iterator[list[tuple[str, Any, Any, Any]]]:
     """(signal, sender, status, class of the exception that is being handled), in order."""
-    told: list[tuple[str, Any, Any, Any]] = []
+    sent: list[tuple[str, Any, Any, Any]] = []
     signals = {"enqueued": task_enqueued, "started": task_started, "finished": task_finished}
     receivers = []
     for name, signal in signals.items():
 
         def receive(sender: Any, task_result: Any, name: str = name, **_: Any) -> None:
-            told.append((name, sender, task_result.status, sys.exc_info()[0]))
+            sent.append((name, sender, task_result.status, sys.exc_info()[0]))
 
         receivers.append(receive)
         signal.connect(receive, weak=False)
-    yield told
+    yield sent
     for signal, receive in zip(signals.values(), receivers, strict=True):
         signal.disconnect(receive)
 
 
-def test_signals_of_a_task_that_succeeds(backend: Any, drain: Any, told: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_signals_of_a_task_that_succeeds(backend: Any, drain: Any, sent: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, logger="django.tasks"):
         result = declared.add.enqueue(1, 2)
         drain()
 
-    assert told == [
+    assert sent == [
         ("enqueued", QueueBackend, TaskResultStatus.READY, None),
         ("started", QueueBackend, TaskResultStatus.RUNNING, None),
         ("finished", QueueBackend, TaskResultStatus.SUCCESSFUL, None),
@@ -52,17 +52,17 @@ def test_signals_of_a_task_that_succeeds(backend: Any, drain: Any, told: Any, ca
     ]  # fmt: skip
     assert [text.rpartition("state=")[2] for text in said[1:]] == ["RUNNING", "SUCCESSFUL"]
     async_to_sync(declared.add.aenqueue)(1, 2)
-    assert told[3:] == [("enqueued", QueueBackend, TaskResultStatus.READY, None)]
+    assert sent[3:] == [("enqueued", QueueBackend, TaskResultStatus.READY, None)]
 
 
-def test_signals_of_a_task_that_fails_are_told_while_its_exception_is_handled(
-    backend: Any, drain: Any, told: Any, caplog: pytest.LogCaptureFixture
+def test_signals_of_a_failed_task_are_sent_while_its_exception_is_current(
+    backend: Any, drain: Any, sent: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = declared.fail.enqueue("no good")
     with caplog.at_level(logging.INFO):
         drain()
 
-    assert told[1:] == [
+    assert sent[1:] == [
         ("started", QueueBackend, TaskResultStatus.RUNNING, None),
         ("finished", QueueBackend, TaskResultStatus.FAILED, ValueError),
     ]
@@ -70,18 +70,18 @@ def test_signals_of_a_task_that_fails_are_told_while_its_exception_is_handled(
     assert "no good" in str(record.exc_info[1])
 
 
-def test_a_task_that_is_tried_again_is_not_finished(backend: Any, drain: Any, told: Any) -> None:
+def test_a_task_that_is_tried_again_is_not_finished(backend: Any, drain: Any, sent: Any) -> None:
     declared.succeed_third.enqueue()
     drain()
 
-    assert [name for name, *_ in told] == ["enqueued", "started", "started", "started", "finished"]
+    assert [name for name, *_ in sent] == ["enqueued", "started", "started", "started", "finished"]
 
 
-def test_a_task_that_nobody_knows_is_finished_too(backend: Any, drain: Any, told: Any) -> None:
+def test_an_unknown_task_is_finished_too(backend: Any, drain: Any, sent: Any) -> None:
     TaskQueue.send(b"{}", headers={"type": "tests.queueapp.contrib.tasks.declared.gone"}, recipient="default")
     drain()
 
-    assert [(name, status) for name, _, status, _ in told] == [("finished", TaskResultStatus.FAILED)]
+    assert [(name, status) for name, _, status, _ in sent] == [("finished", TaskResultStatus.FAILED)]
 
 
 def test_receivers_may_use_the_orm_of_an_async_task_too(backend: Any, drain: Any) -> None:

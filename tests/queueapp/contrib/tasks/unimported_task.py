@@ -1,4 +1,4 @@
-"""A task that nobody imports before a worker does."""
+"""A task that is imported by workers only."""
 
 from .compat import task
 

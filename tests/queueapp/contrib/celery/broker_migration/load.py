@@ -1,7 +1,7 @@
 """A move under load, there and back, whose migrator is killed.
 
-Producers send to the broker that is moved from, workers of both brokers run, and a quarter of the tasks has an ETA. Some were
-handed to a worker that was killed. Each task writes a row: in the end each must have written one.
+Producers send to the broker that is moved from, workers of both brokers run, and a quarter of the tasks has an ETA.
+Some were handed to a worker that was killed. Each task writes a row: in the end each must have written one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Plan(NamedTuple):
     eta_seconds: float
     #: Seconds after which a killed migrator is gone.
     term: float = 15.0
-    #: Seconds between two tasks of a producer that sends meanwhile: a slow machine takes longer for the move, and has more to do.
+    #: Seconds between two tasks of a producer that sends meanwhile: a slow machine takes longer for the move, and has
+    #: more to do.
     pause: float = 0.005
     seed: int = 1
 
@@ -164,7 +165,7 @@ class Load:
             assert worker.wait(300) == 0, log.read_text()
 
     def move(self, source: str, target: str, kills: int | None = None) -> None:
-        """``movebroker``, killed now and then and begun again; the last one comes to its end, or is told to."""
+        """``movebroker``, killed now and then and restarted; the last one finishes, or is stopped."""
         for _ in range(self.plan.kills if kills is None else kills):
             known = self._in_hand(source)
             migrator = self._mover(source, target, "--follow")

@@ -35,7 +35,8 @@ PLAN = Plan(
     pause=0.005 if LONG else 0.03,
 )
 
-# Ten programs are started one after the other, which takes a minute on a quiet machine and five where others want the cores.
+# Ten programs are started one after the other, which takes a minute on a quiet machine and five where others want the
+# cores.
 pytestmark = [pytest.mark.django_db(transaction=True, available_apps=APPS), pytest.mark.timeout(900 + TASKS // 20)]
 
 
@@ -61,7 +62,7 @@ def test_under_load_and_kills_nothing_is_lost_or_done_twice(
     print(outcome)
 
 
-def test_what_a_live_worker_has_is_its_own(
+def test_messages_in_flight_stay_with_their_live_worker(
     child_environment: dict[str, str],
     redis_url: str,
     shop: Callable[[str], Shop],
@@ -107,7 +108,7 @@ def send(url: str, task: str, *arguments: str) -> None:
     app.close()
 
 
-def test_it_says_what_it_did(command: Any, redis_url: str) -> None:
+def test_movebroker_reports_its_result(command: Any, redis_url: str) -> None:
     for number in range(3):
         send(redis_url, "record", str(number))
 
@@ -119,7 +120,7 @@ def test_it_says_what_it_did(command: Any, redis_url: str) -> None:
     assert command("--from", redis_url, "--to", "queueapp://", "--put-back").stdout == "0 messages returned.\n"
 
 
-def test_it_takes_what_it_is_told(command: Any, redis_url: str, shop: Callable[[str], Shop]) -> None:
+def test_movebroker_moves_the_named_queues(command: Any, redis_url: str, shop: Callable[[str], Shop]) -> None:
     there = shop(redis_url)
     there.connection = kombu.Connection(redis_url, transport_options={"global_keyprefix": "shop:"})
     there.channel = there.connection.default_channel
@@ -154,7 +155,7 @@ def test_it_takes_what_it_is_told(command: Any, redis_url: str, shop: Callable[[
         ),
     ],
 )
-def test_what_cannot_be_moved_is_one_line(command: Any, arguments: list[str], said: str) -> None:
+def test_a_refused_move_is_a_one_line_error(command: Any, arguments: list[str], said: str) -> None:
     done = command(*arguments)
 
     assert done.returncode == 1

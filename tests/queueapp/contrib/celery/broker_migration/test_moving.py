@@ -58,7 +58,7 @@ def test_a_message_arrives_as_it_was(alias: str, at: At, shop: Open, redis_url: 
     assert two.decode() == [[2], {}, {}]
 
 
-def test_what_is_not_due_yet_waits_in_the_delayed_store(
+def test_a_deferred_task_waits_in_the_delayed_store(
     alias: str, at: At, shop: Open, redis_url: str, ours_url: str
 ) -> None:
     due = datetime.now(UTC) + timedelta(hours=1)
@@ -71,7 +71,7 @@ def test_what_is_not_due_yet_waits_in_the_delayed_store(
     assert abs(row.due - due) < timedelta(seconds=1)
 
 
-def test_what_is_urgent_on_redis_is_urgent_here(alias: str, at: At, shop: Open, redis_url: str, ours_url: str) -> None:
+def test_priorities_of_redis_are_reversed(alias: str, at: At, shop: Open, redis_url: str, ours_url: str) -> None:
     there, here = shop(redis_url), shop(ours_url)
     for number, priority in enumerate([9, 0, 6, 3]):
         there.publish("mail", number, priority=priority)
@@ -89,7 +89,7 @@ def test_numbers_of_priorities_can_be_kept(alias: str, at: At, shop: Open, redis
     assert BrokerQueue.objects.using(alias).get().priority == 6
 
 
-def test_back_to_redis_in_its_order_with_what_is_not_due(
+def test_back_to_redis_in_order_with_delayed_messages(
     alias: str, at: At, shop: Open, redis_url: str, ours_url: str
 ) -> None:
     here, there = shop(ours_url), shop(redis_url)
@@ -122,7 +122,9 @@ def test_there_and_back_it_is_the_same_message(alias: str, at: At, shop: Open, r
     assert message.decode() == [[1], {}, {}]
 
 
-def test_what_a_worker_of_ours_has_is_waited_for(alias: str, at: At, shop: Open, redis_url: str, ours_url: str) -> None:
+def test_a_move_waits_for_messages_in_flight_here(
+    alias: str, at: At, shop: Open, redis_url: str, ours_url: str
+) -> None:
     here = shop(ours_url)
     here.publish("mail", 1)
     message = here.channel.basic_get("mail", no_ack=False)
@@ -139,7 +141,7 @@ def test_what_a_worker_of_ours_has_is_waited_for(alias: str, at: At, shop: Open,
     assert shop(redis_url).numbers("mail") == [1]
 
 
-def test_what_kombu_did_not_write_stays(alias: str, at: At, shop: Open, redis_url: str, ours_url: str) -> None:
+def test_messages_that_kombu_did_not_write_stay(alias: str, at: At, shop: Open, redis_url: str, ours_url: str) -> None:
     shop(ours_url).publish("mail", 1)
     BrokerQueue.send({"odd": 1}, headers={"kombu": "no JSON"}, recipient="mail", unknown_recipient=True, using=alias)
 
@@ -203,7 +205,7 @@ def test_two_brokers_of_which_none_is_ours_or_one_twice(
         Migrator(at(url), at(url))
 
 
-def test_one_message_is_told_from_another_by_its_tag_or_where_that_says_nothing_by_all_of_it() -> None:
+def test_messages_are_identified_by_their_tag_or_their_content() -> None:
     def key(tag: object, body: str = "W10=", queue: str = "celery") -> str:
         properties = {"delivery_tag": tag, "correlation_id": "1"}
         return key_of(queue, {"headers": {"id": "1"}, "properties": properties, "body": body})

@@ -75,14 +75,14 @@ def test_hostile_names_are_escaped_in_the_list(operator: Client, ended: dict[str
     assert operator.get(url(CeleryResult, "change", ended["well"])).status_code == 200
 
 
-def test_nobody_adds_changes_or_deletes(operator: Client, ended: dict[str, Any]) -> None:
+def test_results_cannot_be_added_changed_or_deleted(operator: Client, ended: dict[str, Any]) -> None:
     assert operator.get(url(CeleryResult, "add")).status_code == 403
     assert operator.post(url(CeleryResult, "change", ended["well"]), {"status": "FAILURE"}).status_code == 403
     assert operator.post(url(CeleryResult, "delete", ended["well"]), {"post": "yes"}).status_code == 403
     assert CeleryResult.objects.filter(status=states.SUCCESS).exists()
 
 
-def test_who_may_not_see_results_does_not(staff: Callable[..., Client], ended: dict[str, Any]) -> None:
+def test_results_need_their_permission(staff: Callable[..., Client], ended: dict[str, Any]) -> None:
     assert staff().get(url(CeleryResult)).status_code == 403
     allowed = staff("queueapp_celery.view_celeryresult")
     assert allowed.get(url(CeleryResult)).status_code == 200

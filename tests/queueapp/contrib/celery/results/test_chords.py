@@ -223,7 +223,7 @@ def test_a_body_that_cannot_be_sent_fails_the_chord(app: Celery, backend: Any, b
         AsyncResult("body of g", app=app).get(timeout=0)
 
 
-def test_what_fails_for_a_reason_of_the_database_is_all_done_again(
+def test_a_database_error_repeats_the_whole_end_of_a_member(
     backend: Any, body: Any, sent: Any, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from queueapp.contrib.celery import result_rows

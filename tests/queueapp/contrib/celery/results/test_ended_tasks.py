@@ -198,7 +198,7 @@ def test_a_chord_with_a_chain_fails_with_the_chain(app: Celery, alias: str) -> N
     assert result.status == states.FAILURE
 
 
-def test_what_is_no_task_and_what_has_no_result_is_removed(app: Celery, alias: str) -> None:
+def test_messages_without_a_task_or_result_are_removed(app: Celery, alias: str) -> None:
     with kombu.Connection(f"queueapp://{alias}") as conn:
         conn.Producer().publish("x", routing_key=QUEUE)
         conn.Producer().publish("x", routing_key=QUEUE, headers={"task": "shop.add", "id": "x" * 300})

@@ -42,7 +42,7 @@ def test_a_result_is_kept_and_read(backend: Any, app: Celery, alias: str) -> Non
 
 
 def test_times_are_the_databases(backend: Any, alias: str) -> None:
-    # Whoever compares with this process' clock fails on a machine whose clock is wrong.
+    # A comparison with this process' clock fails on a machine whose clock is wrong.
     from queueapp.sql import backend_of
 
     before = backend_of(connections[alias]).now(connections[alias])
@@ -91,7 +91,7 @@ def test_a_failure_is_overwritten(backend: Any) -> None:
     assert backend.get_task_meta("a")["result"] == "requeued"
 
 
-def test_what_is_not_known_later_is_kept(backend: Any, alias: str) -> None:
+def test_values_of_an_earlier_state_are_kept(backend: Any, alias: str) -> None:
     backend.store_result("a", None, states.STARTED, request=request_of("a"))
     backend.store_result("a", 5, states.FAILURE)  # as Celery does for the body of a chord
 
@@ -99,7 +99,7 @@ def test_what_is_not_known_later_is_kept(backend: Any, alias: str) -> None:
     assert (row.name, row.worker, row.status) == ("shop.bill", "worker@here", "FAILURE")
 
 
-def test_of_a_task_that_nobody_knows_nothing_is_kept(backend: Any, app: Celery, alias: str) -> None:
+def test_an_unknown_task_without_an_id_has_no_result(backend: Any, app: Celery, alias: str) -> None:
     assert AsyncResult("none", app=app).status == states.PENDING
     pending = {"task_id": "none", "status": states.PENDING, "result": None, "traceback": None}
     assert backend.get_task_meta("none") == pending
@@ -166,7 +166,7 @@ def test_results_are_json_whatever_is_accepted_of_tasks(app: Celery, alias: str)
 # -- expiry ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_expired_is_not_there_and_is_deleted_in_batches(
+def test_expired_results_are_not_returned_and_are_deleted_in_batches(
     app: Celery, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_rows, "BATCH", 2)
@@ -190,20 +190,20 @@ def test_what_has_expired_is_not_there_and_is_deleted_in_batches(
     assert not CeleryGroup.objects.using(alias).exists()
 
 
-def test_who_keeps_house_deletes_what_has_expired(backend: Any, alias: str, settings: Any) -> None:
+def test_maintenance_deletes_expired_results(backend: Any, alias: str, settings: Any) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.2}
     backend.store_result("old", 1, states.SUCCESS)
     CeleryResult.objects.using(alias).update(expires_at=timezone.now() - timedelta(days=1))
-    house = Maintenance(alias, [Leased], Elector(alias, "housekeeping", uuid.uuid4()))
-    house.start()
+    maintenance = Maintenance(alias, [Leased], Elector(alias, "maintenance", uuid.uuid4()))
+    maintenance.start()
     try:
         eventually(lambda: not CeleryResult.objects.using(alias).exists())
     finally:
-        house.stop()
+        maintenance.stop()
 
 
 @only_on_postgresql
-def test_who_keeps_house_passes_over_tables_that_are_not_there_and_nothing_else(alias: str) -> None:
+def test_maintenance_skips_missing_tables_and_nothing_else(alias: str) -> None:
     table = CeleryResult._meta.db_table
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
@@ -281,7 +281,7 @@ def test_a_backend_can_be_pickled(backend: Any) -> None:
     assert args[2]["url"] == backend.url
 
 
-# -- what a task leaves behind, and what befalls the database ---------------------------------------------------------
+# -- leftovers of a task, and errors of the database ------------------------------------------------------------------
 
 
 def test_a_task_that_closed_its_session_is_kept(backend: Any, alias: str) -> None:
@@ -299,7 +299,7 @@ def test_a_task_that_left_a_transaction_open_is_kept(backend: Any, alias: str) -
     connections[alias].close()
 
     assert backend.get_task_meta("a", cache=False)["status"] == states.SUCCESS
-    assert not CeleryGroup.objects.using(alias).exists(), "nobody would have committed it"
+    assert not CeleryGroup.objects.using(alias).exists(), "it would never have been committed"
 
 
 def test_a_task_that_left_an_atomic_block_open_is_kept(backend: Any, alias: str) -> None:

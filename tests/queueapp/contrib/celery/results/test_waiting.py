@@ -46,10 +46,12 @@ def _hears(alias: str) -> bool:
     return backend_of(connections[alias]).celery_results.listener(connections[alias]) is not None
 
 
-def test_who_waits_is_told(backend: Any, app: Celery, alias: str, later: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_is_notified(
+    backend: Any, app: Celery, alias: str, later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
-    monkeypatch.setattr(result_waiter, "MAX_WAIT", 60.0)  # whoever were not told would look again too late
+    monkeypatch.setattr(result_waiter, "MAX_WAIT", 60.0)  # without a notification the next poll is too late
     listener = result_waiter.listener_of(alias)
 
     def end() -> None:
@@ -62,7 +64,7 @@ def test_who_waits_is_told(backend: Any, app: Celery, alias: str, later: Any, mo
     assert monotonic() - began < 45
 
 
-def test_while_nothing_happens_nobody_asks_all_the_time(backend: Any, app: Celery, alias: str) -> None:
+def test_an_idle_wait_polls_rarely(backend: Any, app: Celery, alias: str) -> None:
     with CaptureQueriesContext(connections[alias]) as queries, pytest.raises(TimeoutError):
         AsyncResult("a", app=app).get(timeout=1.5)
 
@@ -82,7 +84,7 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
     assert len(named) <= 1
 
 
-def test_nobody_is_told_of_tasks_that_nobody_waits_for(backend: Any, alias: str) -> None:
+def test_no_notification_is_sent_without_waiters(backend: Any, alias: str) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
     listener = result_waiter.listener_of(alias)
@@ -115,7 +117,7 @@ def test_the_time_is_over(backend: Any, app: Celery, alias: str) -> None:
     assert monotonic() - began < 10, "the interval is no reason to wait for longer"
 
 
-def test_who_waits_sees_each_state(backend: Any, app: Celery, alias: str, later: Any) -> None:
+def test_a_waiter_sees_each_state(backend: Any, app: Celery, alias: str, later: Any) -> None:
     seen: list[str] = []
     backend.store_result("a", None, states.STARTED)
 
@@ -186,7 +188,7 @@ with waiting.listener_of("default").subscribed(waiter):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     waiter.notified.clear()
     app.backend.store_result("never", 1, "SUCCESS")
-    assert waiter.notified.wait(30), "the child has taken the parent's ear along"
+    assert waiter.notified.wait(30), "the child has taken the parent's listener along"
 """
 
 _GREENLETS = """

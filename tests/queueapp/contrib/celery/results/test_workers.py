@@ -1,4 +1,5 @@
-"""Real workers of Celery, with our broker and our results: chords whose workers are killed, and tasks that fail for good."""
+"""Real workers of Celery, with our broker and our results: chords whose workers are killed, and tasks that fail for
+good."""
 
 from __future__ import annotations
 
