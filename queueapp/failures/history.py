@@ -15,7 +15,6 @@ from datetime import MAXYEAR, UTC, datetime
 from typing import Any
 
 import msgspec
-from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from .. import messages
@@ -153,7 +152,7 @@ def _with(failures: str | None, entry: dict[str, Any]) -> str:
     if len(history) >= MAX_FAILURES:
         del history[MAX_FAILURES // 2]
     # The time is for people to read; nothing is ever compared with it, so a host's clock will do.
-    history.append({"at": timezone.now().isoformat(), **entry, **where()})
+    history.append({"at": datetime.now(UTC).isoformat(), **entry, **where()})
     return msgspec.json.encode(history).decode()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.db import models
 from django.db.models import functions
@@ -33,7 +34,11 @@ class GuidField(models.UUIDField):
 
 
 class UtcField(models.DateTimeField):
-    """A point in time: ``timestamptz`` on PostgreSQL, ``datetime2`` holding UTC on SQL Server; always aware here."""
+    """A point in time: ``timestamptz`` on PostgreSQL, ``datetime2`` holding UTC on SQL Server; always aware here, also where
+    ``USE_TZ`` is False."""
+
+    #: Whether the column itself is without a zone.
+    naive_utc = False
 
     def db_type(self, connection: Any) -> str | None:
         return "datetime2" if connection.vendor == "microsoft" else super().db_type(connection)
@@ -45,7 +50,12 @@ class UtcField(models.DateTimeField):
         return super().get_db_prep_value(value, connection, prepared)
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> datetime | None:
-        return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+        if not isinstance(value, datetime) or value.tzinfo is not None:
+            return value
+        if connection.vendor == "microsoft" or self.naive_utc:
+            return value.replace(tzinfo=UTC)
+        # Without USE_TZ Django sets the session to TIME_ZONE and cuts the zone off. The fold tells the two hours of autumn apart.
+        return value.replace(tzinfo=ZoneInfo(connection.timezone_name)).astimezone(UTC)
 
 
 class NaiveUtcField(UtcField):
