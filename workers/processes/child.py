@@ -311,6 +311,7 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
     from queueapp import delayed, notifier, registry
     from queueapp.circuit_breaker import Breaker
     from queueapp.conf import settings
+    from queueapp.consuming.registry import registered
     from queueapp.models import DISPATCHER, MAINTENANCE
     from queueapp.models.queue import holds
     from queueapp.services.alert_evaluator import AlertEvaluator
@@ -339,7 +340,12 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
             services += dispatchers
             breakers[DISPATCHER] = [breaker for dispatcher in dispatchers for breaker in dispatcher.breakers]
         if options.runs_maintenance:
-            queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+            # A foreign table is maintained where this project has consumers for it, whichever of its trees is elected.
+            queues = [
+                queue
+                for queue in registry.queues
+                if (queue._meta.managed or registered.of(queue)) and router.db_for_write(queue) == alias
+            ]
             maintenance = Maintenance(alias, queues, Elector(alias, role_name("maintenance"), holder))
             services.append(maintenance)
             breakers[MAINTENANCE] = [maintenance.breaker]

@@ -72,7 +72,7 @@ def test_one_endpoint_is_right_for_all_processes_of_a_tree_and_for_those_that_di
     assert value(tree, "queueapp_handler_seconds_count", **act) == 50
     assert value(tree, "queueapp_handler_seconds_bucket", **act, le="+Inf") == 50
     assert (value(tree, "queueapp_handler_seconds_sum", **act) or 0) > 0
-    assert value(tree, "queueapp_tasks", queue="testapp.Leased") == 8
+    assert value(tree, "queueapp_receivers", queue="testapp.Leased") == 8
     eventually(lambda: value(tree, "queueapp_messages_waiting", queue="testapp.Leased") == 0)
     assert value(tree, "queueapp_workers", queue="testapp.Leased") == 2
     assert value(tree, "queueapp_breaker_state", breaker="receive", queue="testapp.Leased") == 0
@@ -88,7 +88,7 @@ def test_one_endpoint_is_right_for_all_processes_of_a_tree_and_for_those_that_di
     assert value(tree, "queueapp_failed_total", **act, verdict="retry") == 1 + restarts - 1
     assert value(tree, "queueapp_handled_total", **act) == 51, "of processes that are gone as well"
     tree.wait_for_workers(2)
-    eventually(lambda: value(tree, "queueapp_tasks", queue="testapp.Leased") == 8)
+    eventually(lambda: value(tree, "queueapp_receivers", queue="testapp.Leased") == 8)
     assert tree.terminate() == 0, tree.output
 
 

@@ -123,7 +123,7 @@ def test_work_until_empty_has_no_end_without_rights_so_it_is_given_up() -> None:
     )
     assert grants_in(left.words)
     with acting_as("worker"):
-        assert remaining([Leased], runs_maintenance=True) == ("testapp.Leased: 1 waiting", False, False)
+        assert remaining([Leased], runs_maintenance=True) == ("testapp.Leased: 1 ready", False, False)
 
 
 @pytest.mark.django_db(transaction=True)

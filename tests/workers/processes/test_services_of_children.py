@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from queueapp import consumer
+from queueapp.consuming.registry import registered
 from queueapp.models import DISPATCHER, MAINTENANCE, Now
 from queueapp.services import service
+from queueapp.services.alert_evaluator import AlertEvaluator
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.forwarder import Forwarder
 from queueapp.services.journal_service import JournalService
@@ -18,7 +21,7 @@ from queueapp.services.listener import Listener
 from queueapp.services.maintenance import Maintenance
 from queueapp.services.service_heartbeat import ServiceHeartbeat
 from tests.databases import known_as
-from tests.testapp.models import Deep, Leased, Transactional
+from tests.testapp.models import Deep, ForeignPostgres, Leased, Transactional
 from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher
 from workers.processes.supervisor import Supervisor
 from workers.processes.until_empty import NOTHING, DrainCheck, is_empty, remaining
@@ -101,7 +104,7 @@ def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = of(Maintenance, found)
     assert there._queues == [Transactional]
     assert Leased in here._queues
-    assert all(queue._meta.managed for queue in here._queues)
+    assert all(queue._meta.managed or registered.of(queue) for queue in here._queues)
     (first, _) = of(ServiceHeartbeat, found)
     names = {name: [one.name.split(" ")[0] for one in own] for name, (_, own) in first._breakers.items()}
     assert names == {
@@ -191,3 +194,14 @@ def test_nothing_is_journaled_so_nobody_keeps_a_journal(monkeypatch: pytest.Monk
 
     assert of(JournalService, found) == []
     assert of(Listener, found) == []
+
+
+def test_a_foreign_queue_with_a_consumer_is_maintained_and_so_are_its_alerts(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, no_consumers: None
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=30)}}
+    consumer(ForeignPostgres, name="tests")(lambda message: None)
+    found = services_of(monkeypatch, "maintenance", runs_maintenance=True, aliases=["default"])
+
+    for (one,) in (of(Maintenance, found), of(AlertEvaluator, found)):
+        assert ForeignPostgres in one._queues
