@@ -1,5 +1,6 @@
 """Consumers for tests: each effect is a row, so that an oracle can count."""
 
+import ctypes
 import os
 import signal
 import time
@@ -41,6 +42,8 @@ def act(message: Ping, context: Context) -> None:
         Effect.objects.create(name=f"{message.name} has begun")
     if message.die:
         os.kill(os.getpid(), signal.SIGKILL)
+    if message.keep_lock_ms:
+        ctypes.PyDLL(None).usleep(message.keep_lock_ms * 1000)
     if message.sleep_ms:
         time.sleep(message.sleep_ms / 1000)
     if context.attempt <= message.fail:

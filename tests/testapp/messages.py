@@ -22,7 +22,7 @@ class Ping(msgspec.Struct):
     fail: int = 0  # raise on the first so many attempts
     sleep_ms: int = 0
     die: bool = False  # kill the process
-    hang: bool = False  # ignore everything for a long time
+    keep_lock_ms: int = 0  # C code that keeps the interpreter lock
     tell: bool = False  # write an Effect "… has begun" first
 
     def __post_init__(self) -> None:

@@ -3,7 +3,9 @@
 A shutdown has stages: SIGTERM (or the supervisor's death, seen as the end of a pipe) -> no more claims, and messages
 that were not started are released uncounted -> running handlers get ``SHUTDOWN_GRACE`` -> they are interrupted -> the
 process ends. A second SIGTERM skips the grace. A service or a pump that ends unasked shuts the process down in the same
-stages, and its exit code says so: the supervisor starts another one. A SIGTERM that arrives before there is anything to
+stages, and its exit code says so: the supervisor starts another one. A handler that ignores its time limit (in C code)
+cannot be ended without the process: the process asks for its replacement, goes on until that runs, finishes its other
+handlers and ends. A SIGTERM that arrives before there is anything to
 stop, during imports and set-up, ends the process at once.
 """
 
@@ -60,7 +62,7 @@ class ChildOptions:
     filters: dict[str, str] = field(default_factory=dict)
     #: The consumers that it runs; none: all.
     only_consumers: list[str] = field(default_factory=list)
-    #: Its entry of the liveness board, and whether it counts for Prometheus; with an HTTP server only.
+    #: Its entry of the liveness board, and whether it counts for Prometheus, which is so with an HTTP server.
     liveness_fd: int = -1
     liveness_entry: int = 0
     has_metrics: bool = False
@@ -79,6 +81,11 @@ class ShutdownStages:
         self._numbers = signals
         self.stopping = threading.Event()
         self.hard_stop = threading.Event()
+        #: SIGTERM has arrived, or the supervisor has died.
+        self.stop_requested = threading.Event()
+        #: A handler is stuck and the replacement of this process runs: it finishes its other handlers, without a time
+        #: limit, and ends.
+        self.retiring = threading.Event()
         #: A service ended unasked: the process has to be replaced.
         self.failed = False
         self._signals = Signals(parent_fd)
@@ -90,6 +97,8 @@ class ShutdownStages:
         """
         for number in self._numbers:
             signal.signal(number, self.advance)
+        if self._numbers:
+            signal.signal(signal.SIGUSR1, self._signals.retire)
 
     def advance(self, *_: Any) -> None:
         """First call: stop. Second: do not wait for handlers. A signal handler, so it only sets a mark."""
@@ -125,7 +134,11 @@ class ShutdownStages:
                         log.warning("The supervisor has ended; this process stops.")
                 if self._signals.stop_count + orphaned > 1:
                     self.hard_stop.set()
+                if self._signals.is_retired:
+                    self.retiring.set()
+                    self.stopping.set()
                 if self._signals.stop_count + orphaned > 0:
+                    self.stop_requested.set()
                     self.stopping.set()
         finally:
             self.stopping.set()  # a process that receives no signals any more has to end
@@ -165,7 +178,7 @@ def _keep_no_query_log() -> None:
 def _liveness_service(
     options: ChildOptions, *, pumps: Any = (), breakers: Any = (), dispatchers: Any = ()
 ) -> list[Service]:
-    """The service that gives signs of life, and updates the metrics, for the HTTP server of the supervisor."""
+    """The service that gives signs of life to the supervisor, and updates the metrics."""
     if options.liveness_fd < 0:
         return []
     from .liveness import LivenessBoard, LivenessReporter
@@ -195,6 +208,7 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     from ..services.lease_renewer import LeaseRenewer
     from .crash_recovery import FAILED, STUCK
     from .in_flight_slots import InFlightSlots, receivers_and_slots
+    from .liveness import LivenessBoard
     from .shared_low_water_marks import SharedLowWaterMarks
     from .stats_log import INTERVAL, StatsLog
     from .watchdog import Watchdog, interrupt_all
@@ -238,8 +252,14 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
         if pump is not None:
             pump.wake()
 
-    # A stuck handler ends the process as a stop does; the supervisor counts the crash by its exit code.
-    services: list[Service] = [Watchdog(pumps, stages.stopping.set), ConnectionWatchdog(), *heartbeats]
+    def on_stuck() -> None:
+        if options.parent_fd < 0 or options.liveness_fd < 0:
+            stages.stopping.set()
+            return
+        # The supervisor starts the replacement first. The exit code of this process says that a crash is to be counted.
+        LivenessBoard(options.liveness_entry + 1, options.liveness_fd).request_replacement(options.liveness_entry)
+
+    services: list[Service] = [Watchdog(pumps, on_stuck), ConnectionWatchdog(), *heartbeats]
     services += _liveness_service(options, pumps=pumps)
     for alias, on_alias in by_alias.items():
         # A TRANSACTIONAL queue is leased while crashes are tracked.
@@ -267,7 +287,14 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
         stats.log_interval()
     for pump in pumps:
         pump.wake()
-    clean = _wait_for_pumps(pumps, pump_services, stages, settings.SHUTDOWN_GRACE.total_seconds())
+    if stages.retiring.is_set():
+        _wait_for_healthy(pumps, stages)
+    grace = (
+        settings.SHUTDOWN_GRACE.total_seconds()
+        if not stages.retiring.is_set() or stages.stop_requested.is_set()
+        else 0.0
+    )
+    clean = _wait_for_pumps(pumps, pump_services, stages, grace)
     if not clean:
         count = interrupt_all(pumps)
         log.warning("%d handler%s still running; interrupted.", count, " was" if count == 1 else "s were")
@@ -281,6 +308,21 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     if not clean:
         return STUCK
     return FAILED if stages.failed else 0
+
+
+def _wait_for_healthy(pumps: Any, stages: ShutdownStages) -> None:
+    """Wait until every handler has ended that is not stuck, or the process has to stop."""
+    from .watchdog import is_stuck
+
+    quiet = 0
+    while quiet < 2 and not stages.stop_requested.wait(SLICE / 10):
+        stuck = sum(
+            (running := receiver.active_handler or receiver.active_callback) is not None and is_stuck(running)
+            for pump in pumps
+            for receiver in pump.receivers
+        )
+        # Twice in a row: between two handlers a receiver writes acks.
+        quiet = quiet + 1 if sum(pump.pool.busy for pump in pumps) <= stuck else 0
 
 
 def _wait_for_pumps(

@@ -17,13 +17,18 @@ from typing import Any, NamedTuple
 
 from queueapp.conf import settings
 
-_SLOT_BYTES = 4096
+_SLOT_BYTES = 8192
 _WORDS = _SLOT_BYTES // 8
 # Words of a slot: 0 seq in flight (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers.
 # An AT_MOST_ONCE message is in no table by then: its id is in the words of the token, and its headers follow. 7 how
 # many messages the handler was given, where it takes a batch: their seqs follow, in the words of the headers. 8 whether
 # what the receiver has claimed, or is about to, is in no table (AT_MOST_ONCE).
 _QUEUE, _LENGTH, _BATCH, _UNSTORED, _HEADERS = 5, 6, 7, 8, 72
+# The second half of a slot: how many messages were leased with the token, how long their leases last in milliseconds
+# (0: for ever), and their seqs.
+_HALF_BYTES = _SLOT_BYTES // 2
+_LEASED, _LEASE_MS, _SEQS = _HALF_BYTES // 8, _HALF_BYTES // 8 + 1, _HALF_BYTES // 8 + 2
+_MAX_LEASED = _WORDS - _SEQS
 
 #: Each queue has slots for so many receivers at least, so that its concurrency can be raised while it is received.
 MIN_SLOTS = 32
@@ -47,6 +52,15 @@ class InFlightMessage(NamedTuple):
     batch: tuple[int, ...] = ()
 
 
+class LeasedMessages(NamedTuple):
+    """A batch that a receiver has leased."""
+
+    queue: int
+    token: uuid.UUID
+    seqs: tuple[int, ...]
+    lease_ms: int
+
+
 class InFlightSlots:
     """An array of slots in a shared, unlinked file; ``fd`` is passed to the child."""
 
@@ -61,9 +75,9 @@ class InFlightSlots:
         self._words = memoryview(self._map).cast("q")
         self._bytes = memoryview(self._map)
 
-    def slot(self, index: int) -> InFlightSlot:
+    def slot(self, index: int) -> SharedSlot:
         """The writer of one slot."""
-        return InFlightSlot(self, index)
+        return SharedSlot(self, index)
 
     def in_flight(self) -> Iterator[InFlightMessage]:
         """The messages in flight, in the order of the slots."""
@@ -79,6 +93,15 @@ class InFlightSlots:
                 first = word + _HEADERS // 8
                 batch = tuple(self._words[first : first + self._words[word + _BATCH]])
                 yield InFlightMessage(self._words[word + _QUEUE], seq, token, owner, text, batch)
+
+    def leased(self) -> Iterator[LeasedMessages]:
+        """The messages that each receiver has leased last, whether they have ended or not."""
+        for index in range(self.count):
+            word, byte = index * _WORDS, index * _SLOT_BYTES
+            if count := self._words[word + _LEASED]:
+                token = uuid.UUID(bytes=bytes(self._bytes[byte + 8 : byte + 24]))
+                seqs = tuple(self._words[word + _SEQS : word + _SEQS + count])
+                yield LeasedMessages(self._words[word + _QUEUE], token, seqs, self._words[word + _LEASE_MS])
 
     def subscribers(self) -> list[tuple[int, uuid.UUID]]:
         """(index of the queue, subscriber) of every subscriber of the child."""
@@ -108,8 +131,8 @@ class InFlightSlots:
         os.close(self.fd)
 
 
-class InFlightSlot:
-    """The slot of one receiver: implements ``receiving.slot.Slot``."""
+class SharedSlot:
+    """The slot of one receiver: implements ``receiving.events.InFlightSlot``."""
 
     __slots__ = ("_base", "_bytes", "_identity", "_kept", "_words")
 
@@ -127,9 +150,16 @@ class InFlightSlot:
         self._bytes[byte + 24 : byte + 40] = subscriber.bytes
         self._words[self._base + _QUEUE] = queue
 
-    def lease(self, token: uuid.UUID) -> None:
-        """Set the token of the leases of the messages that follow; once per batch."""
+    def lease(self, token: uuid.UUID, seqs: Sequence[int] = (), lease_ms: int = 0) -> None:
+        """Set the token of the messages that follow, and which are leased with it; once per batch."""
+        words, first = self._words, self._base + _SEQS
+        words[self._base + _LEASED] = 0
         self._bytes[self._identity] = token.bytes
+        if seqs:
+            count = min(len(seqs), _MAX_LEASED)
+            words[first : first + count] = array("q", seqs[:count])
+            words[self._base + _LEASE_MS] = lease_ms
+            words[self._base + _LEASED] = count
 
     def keep(self, identity: bytes, headers: str) -> None:
         """Set id and headers of the message that follows, the headers cut to what fits: for AT_MOST_ONCE."""
@@ -137,7 +167,7 @@ class InFlightSlot:
         if headers == self._kept:
             return  # equal to those of the message before: one type, no headers of its own
         byte = self._base * 8
-        data = headers.encode(errors="replace")[: _SLOT_BYTES - _HEADERS]
+        data = headers.encode(errors="replace")[: _HALF_BYTES - _HEADERS]
         self._bytes[byte + _HEADERS : byte + _HEADERS + len(data)] = data
         self._words[self._base + _LENGTH] = len(data)
         self._kept = headers

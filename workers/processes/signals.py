@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-_STOP, _WAKE = b"s", b"w"
+_STOP, _WAKE, _RETIRE = b"s", b"w", b"r"
 
 
 class Signals:
@@ -24,6 +24,8 @@ class Signals:
     def __init__(self, watched: int = -1) -> None:
         #: How often it was asked to stop.
         self.stop_count = 0
+        #: A replacement has started: it is to finish its handlers and end.
+        self.is_retired = False
         #: The other end of the descriptor ``watched``, a pipe without a writer, is closed.
         self.is_orphaned = False
         self._out, self._in = socket.socketpair()
@@ -39,6 +41,10 @@ class Signals:
         """Request the stop: a signal handler."""
         self._send(_STOP)
 
+    def retire(self, *_: Any) -> None:
+        """The replacement of this process has started: a signal handler."""
+        self._send(_RETIRE)
+
     def wake(self, *_: Any) -> None:
         """Another event (a child ended): end the wait. A signal handler."""
         self._send(_WAKE)
@@ -49,6 +55,7 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             while data := self._in.recv(4096):
                 self.stop_count += data.count(_STOP)
+                self.is_retired = self.is_retired or _RETIRE in data
         if self._watched in ready:
             self.is_orphaned = True
             self._selector.unregister(self._watched)

@@ -16,6 +16,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from time import monotonic
 from typing import Any
 
@@ -37,6 +38,7 @@ from .liveness import LivenessBoard
 from .probes import Probes
 from .shared_low_water_marks import SharedLowWaterMarks
 from .signals import Signals
+from .stalled_children import StalledChildren
 from .until_empty import NOTHING, DrainCheck, Remaining
 
 log = logging.getLogger("queueapp.workers")
@@ -77,12 +79,17 @@ class Child:
         self.restart_at = 0.0
         #: The report of that death, until it is restarted.
         self.crash: CrashReport | None = None
+        #: Why the supervisor has killed it; '': it has not.
+        self.kill_reason = ""
+        #: The process that this one replaces, while that finishes its handlers.
+        self.predecessor: Predecessor | None = None
         self._backoff = FIRST_BACKOFF
 
     def start(self, parent_fd: int) -> None:
         """Start the process with its slots and the reading end of the parent pipe."""
         self.options.parent_fd = parent_fd
         passed = [parent_fd]
+        self.kill_reason = ""
         if self.slots is not None:
             self.slots.clear()
             self.options.slots_fd = self.slots.fd
@@ -134,6 +141,40 @@ class Child:
     def alive(self) -> bool:
         """Whether the process runs."""
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None while it does not run."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+    def kill(self, reason: str) -> None:
+        """Kill it; ``reason``: how it ended, for the crash report."""
+        self.kill_reason = reason
+        self.signal(signal.SIGKILL)
+
+    @property
+    def exit_text(self) -> str:
+        """How it ended, in words."""
+        assert self.process is not None
+        return self.kill_reason or exit_text(self.process.returncode)
+
+    def detach(self) -> Predecessor:
+        """Hand the running process over to a predecessor; the next start takes new slots."""
+        predecessor = Predecessor(self)
+        self.process, self.slots = None, InFlightSlots(self.options.slots)
+        return predecessor
+
+
+class Predecessor(Child):
+    """A process with a stuck handler that is replaced: it finishes its other handlers and ends."""
+
+    def __init__(self, child: Child) -> None:
+        self.name, self.options = f"the predecessor of {child.name}", copy(child.options)
+        self.slots, self.process = child.slots, child.process
+        self.kill_reason, self.started_at, self.restart_at, self.crash = "", child.started_at, 0.0, None
+        self.predecessor = None
+        #: It was told that its replacement runs, or to stop.
+        self.is_retired = self.is_stopped = False
 
 
 class Supervisor:
@@ -195,15 +236,18 @@ class Supervisor:
             child.options.only_consumers = list(only_consumers)
             child.options.databases = database_names()
         self._endpoint = endpoint
-        self._liveness = LivenessBoard(len(self.children)) if endpoint is not None else None
+        #: Two entries per child: a replacement and its predecessor run side by side.
+        self._liveness = LivenessBoard(2 * len(self.children))
         self._metrics = _metrics_collector() if endpoint is not None else None
         #: The last turn of its loop.
         self.turned_at = monotonic()
-        if self._liveness is not None:
-            for number, child in enumerate(self.children):
-                child.options.liveness_fd, child.options.liveness_entry = self._liveness.fd, number
-                child.options.has_metrics = self._metrics is not None
-                child.environment = self._metrics.environment if self._metrics is not None else {}
+        for number, child in enumerate(self.children):
+            child.options.liveness_fd, child.options.liveness_entry = self._liveness.fd, number
+            child.options.has_metrics = self._metrics is not None
+            child.environment = self._metrics.environment if self._metrics is not None else {}
+        self._stalled_children = StalledChildren(
+            self.queues, lambda: self._processes, lambda child: self._liveness.age(child.options.liveness_entry)
+        )
         self._crash_recorder = CrashRecorder(self._marks.messages_returned)
 
     def stop(self, *_: Any) -> None:
@@ -217,6 +261,7 @@ class Supervisor:
         watchdog = ConnectionWatchdog()
         watchdog.start(self._fail)
         self._crash_recorder.start(self._fail)
+        self._stalled_children.start(self._fail)
         try:
             if self._endpoint is not None:
                 self._endpoint.start(self.probes.pages, immediate=("/healthz",))
@@ -228,12 +273,13 @@ class Supervisor:
                     self._stop_children()
                     raise
         finally:
-            for child in self.children:
+            for child in self._processes:
                 if child.alive:
                     child.signal(signal.SIGKILL)
             os.close(parent_write)
             os.close(parent_read)
             watchdog.stop()
+            self._stalled_children.stop()
             self._crash_recorder.stop(0.0)
             self.close()
             connections.close_all()
@@ -277,15 +323,53 @@ class Supervisor:
         self._failed = True
         self.stop()
 
+    @property
+    def _processes(self) -> list[Child]:
+        """The children, and the predecessors of those that were replaced."""
+        return [process for child in self.children for process in (child, child.predecessor) if process is not None]
+
+    def _watch_predecessor(self, child: Child, parent_read: int) -> None:
+        """Replace a child with a stuck handler: start its replacement first, and let it finish its other handlers."""
+        wants = child.alive and self._liveness.wants_replacement(child.options.liveness_entry)
+        old = child.predecessor
+        if old is None:
+            if not wants:
+                return
+            old = child.predecessor = child.detach()
+            count = len(self.children)
+            child.options.liveness_entry = (child.options.liveness_entry + count) % (2 * count)
+            self._liveness.reset(child.options.liveness_entry)
+            assert old.process is not None
+            log.warning("%s (%d) has a stuck handler; starting its replacement.", child.name, old.process.pid,
+                        extra={"worker": old.process.pid})  # fmt: skip
+            self._restart(child, parent_read)
+        elif not old.alive:
+            assert old.process is not None
+            child.predecessor = None
+            log.error("%s (%d) %s.", old.name, old.process.pid, old.exit_text, extra={"worker": old.process.pid})
+            if self._metrics is not None:
+                self._metrics.restarts += 1
+                self._metrics.died(old.process.pid)
+            if old.process.returncode:
+                self._record_crash(old)
+        elif not old.is_retired and self._liveness.age(child.options.liveness_entry) is not None:
+            old.is_retired = True
+            old.signal(signal.SIGUSR1)
+        elif wants and not old.is_stopped:
+            # One predecessor at a time: its handlers have the grace of a shutdown, and the next replacement waits for
+            # its end.
+            old.is_stopped = True
+            old.signal(signal.SIGTERM)
+
     def _watch(self, parent_read: int) -> None:
         for child in self.children:
+            self._watch_predecessor(child, parent_read)
             if child.alive:
                 continue
-            if child.restart_at == 0.0:
-                assert child.process is not None
+            if child.restart_at == 0.0 and child.process is not None:
                 wait = child.died()
                 log.error("%s (%d) %s; restarting in %.1f s.", child.name, child.process.pid,
-                          exit_text(child.process.returncode), wait)  # fmt: skip
+                          child.exit_text, wait)  # fmt: skip
                 self._forget(child)
                 self._record_crash(child)
                 child.restart_at = monotonic() + wait
@@ -309,13 +393,12 @@ class Supervisor:
 
     def silence_of(self, child: Child) -> float | None:
         """Seconds since a child's last sign of life; None: it has given none yet."""
-        age = self._liveness.age(child.options.liveness_entry) if self._liveness is not None else None
+        age = self._liveness.age(child.options.liveness_entry)
         return None if age is None else round(age, 1)
 
     def _forget(self, child: Child) -> None:
         """Reset what the HTTP server knows of a child that is gone."""
-        if self._liveness is not None:
-            self._liveness.reset(child.options.liveness_entry)
+        self._liveness.reset(child.options.liveness_entry)
         if self._metrics is not None:
             assert child.process is not None
             self._metrics.restarts += 1
@@ -326,7 +409,7 @@ class Supervisor:
         if child.slots is None:
             return
         assert child.process is not None
-        child.crash = CrashReport.of(child.slots, self.queues, exit_text(child.process.returncode))
+        child.crash = CrashReport.of(child.slots, self.queues, child.exit_text)
         self._crash_recorder.add(child.crash)
 
     @property
@@ -336,12 +419,12 @@ class Supervisor:
 
     def _is_busy(self) -> bool:
         """Whether a handler runs, or messages were claimed that are in no table."""
-        return any(child.alive and child.slots is not None and child.slots.is_busy() for child in self.children)
+        return any(child.alive and child.slots is not None and child.slots.is_busy() for child in self._processes)
 
     def _log_stop(self) -> None:
         """Say what the stop waits for, and how long."""
         running: Counter[str] = Counter()
-        for child in self.children:
+        for child in self._processes:
             if child.alive and child.slots is not None:
                 running.update(self.queues[message.queue]._meta.label for message in child.slots.in_flight())
         count = running.total()
@@ -356,19 +439,20 @@ class Supervisor:
 
     def _stop_children(self) -> int:
         grace = settings.SHUTDOWN_GRACE.total_seconds() + KILL_AFTER
-        for child in self.children:
+        processes = self._processes
+        for child in processes:
             child.signal(signal.SIGTERM)
         deadline = monotonic() + grace
         signalled = 1
-        while any(child.alive for child in self.children) and monotonic() < deadline:
+        while any(child.alive for child in processes) and monotonic() < deadline:
             self._signals.wait(0.05)
             self.turned_at = monotonic()
             if self._signals.stop_count > signalled:
                 signalled = self._signals.stop_count
-                for child in self.children:
+                for child in processes:
                     child.signal(signal.SIGTERM)  # once more: do not wait for handlers
         code = 1 if self._failed else 0
-        for child in self.children:
+        for child in processes:
             if child.restart_at:
                 continue  # recorded when it died; twice, and its message would lose two attempts by one death
             if child.alive:
@@ -378,7 +462,7 @@ class Supervisor:
                 child.process.wait()
             # -SIGTERM: it was stopped before it had signal handlers, so before it had claimed anything.
             if child.process is not None and child.process.returncode not in (0, -signal.SIGTERM):
-                log.error("%s (%d) %s.", child.name, child.process.pid, exit_text(child.process.returncode))
+                log.error("%s (%d) %s.", child.name, child.process.pid, child.exit_text)
                 self._record_crash(child)
                 code = 1
         for report in self._crash_recorder.end():

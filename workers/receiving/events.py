@@ -1,7 +1,8 @@
 """The two protocols between receivers and their surroundings.
 
-``ReceiverEvents``: what the receivers of a queue report to their pump and ask of it. The pump implements it; nothing else of this
-package refers back to the pump. ``InFlightSlot``: where a receiver records the message in flight for its supervisor.
+``ReceiverEvents``: what the receivers of a queue report to their pump and ask of it. The pump implements it; nothing
+else of this package refers back to the pump. ``InFlightSlot``: where a receiver records the message in flight for its
+supervisor.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any, Protocol
 
 
 class InFlightSlot(Protocol):
-    """Memory of one receiver that outlives the process (``processes.in_flight_slots``). A pump without a process tree has none."""
+    """Memory of one receiver that outlives the process (``processes.in_flight_slots``). A pump without a process tree
+    has none."""
 
-    def lease(self, token: uuid.UUID) -> None:
-        """The lease token of the messages that follow; once per batch."""
+    def lease(self, token: uuid.UUID, seqs: Sequence[int] = (), lease_ms: int = 0) -> None:
+        """The lease token of the messages that follow, all messages that are leased with it, and for how long (0: for
+        ever); once per batch."""
 
     def keep(self, identity: bytes, headers: str) -> None:
         """Id and headers of the message that follows, which is in no table by then (AT_MOST_ONCE)."""
@@ -25,7 +28,8 @@ class InFlightSlot(Protocol):
         """A message is in flight: it is decoded, then handled."""
 
     def several(self, seqs: Sequence[int]) -> None:
-        """All messages of the next call, or of the last one, where a consumer takes a batch: any of them may cause a crash."""
+        """All messages of the next call, or of the last one, where a consumer takes a batch: any of them may cause a
+        crash."""
 
     def end(self) -> None:
         """The message is no longer in flight, whatever its outcome."""

@@ -157,7 +157,7 @@ class BatchLeaser:
         receiver.batch = batch = LeasedBatch(token, asked + period, rows, period)
         receiver.reserved = 0  # the batch is what is in flight now
         if receiver.slot is not None:
-            receiver.slot.lease(token)
+            receiver.slot.lease(token, [row[SEQ] for row in rows], 0 if lease_ms == FOREVER_MS else lease_ms)
         try:
             needed = state.batch_limit.needed(rows)
             if lock is not None and state.batch_limit.level < 2:
