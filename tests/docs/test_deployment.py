@@ -10,7 +10,7 @@ import sys
 from time import monotonic
 
 import pytest
-from django.core.management import load_command_class
+from django.core.management import get_commands, load_command_class
 
 from queueapp.conf import OPTIONS
 from tests.crash.rig.scene import Scene
@@ -88,8 +88,7 @@ def test_every_command_line_of_the_page_is_one_that_the_commands_take() -> None:
     found = [(command, arguments.split()) for line in lines for command, arguments in line]
     assert [command for command, _ in found].count("runqueueworker") == 3
     for command, arguments in found:
-        app = "workers" if command == "runqueueworker" else "queueapp"
-        load_command_class(app, command).create_parser("manage.py", command).parse_args(arguments)
+        load_command_class(get_commands()[command], command).create_parser("manage.py", command).parse_args(arguments)
 
 
 def test_the_unit_signals_the_supervisor_alone() -> None:
