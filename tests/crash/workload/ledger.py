@@ -241,6 +241,11 @@ class Verdict:
             or self.duplicates["at_most_once"]
         )
 
+    @property
+    def handled(self) -> int:
+        """Messages with an effect. AT_LEAST_ONCE promises one effect at least: after an outage a message may have two."""
+        return self.effects - self.duplicates["at_least_once"]
+
     def __str__(self) -> str:
         named = {"lost": self.lost, "in two places": self.in_two_places, "ghosts": self.ghosts,
                  "rude and wrong": self.rude_wrong}  # fmt: skip
