@@ -13,7 +13,6 @@ from .bodies import (
     encode,
     encode_alike,
     json_headers,
-    plain_body,
     read_as,
     read_stored,
     reader_of,
@@ -86,7 +85,7 @@ __all__ = [
     "NSB_TYPES", "RELATED_TO", "REPLY_TO", "TOPIC", "TYPE", "TYPE_VERSION", "Kind", "Read", "as_uuid", "body_decoder",
     "class_named", "codec_for", "codec_of", "count_attempts", "counted_attempts", "counts_a_death", "decode_body",
     "decode_headers", "edit_of", "edited_headers", "encode", "encode_alike", "encode_headers", "first_of_many", "id_sequence",
-    "is_typed", "json_headers", "known_as", "message_type", "missing_steps", "new_id", "plain_body", "read_as", "read_head", "read_kind",
+    "is_typed", "json_headers", "known_as", "message_type", "missing_steps", "new_id", "read_as", "read_head", "read_kind",
     "read_stored", "reader_of", "register_codec", "time_sent", "to_nservicebus", "told_type", "type_headers",
     "type_name", "type_name_of", "type_names", "type_version", "unstorable", "upcast", "version_told", "well_known",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from ..errors import InvalidMessage, UndecodableMessage
 from .body_filters import decompressed, is_wrapped, opened
 from .codecs import Codec, codec_for, codec_of, packed_decoder
 from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
-from .headers import Kind, decode_headers, encode_headers, read_kind
+from .headers import Kind, decode_headers, encode_headers
 from .nan_check import first_not_finite, has_null, may_be_not_finite
 from .types import class_named, is_typed, type_name, type_names, type_version
 from .versions import to_known_version
@@ -234,13 +234,6 @@ def read_stored(body: bytes | None, kind: Kind, cls: Any, headers: str, identity
         body, content_type = opened(body, kind.content_type, decode_headers(headers), identity, using)
         kind = kind._replace(content_type=content_type)
     return read_as(body, kind, cls)
-
-
-def plain_body(body: bytes | None, headers: str, identity: uuid.UUID, using: str) -> bytes | None:
-    """A stored body without its encoding (compression, encryption), as the sender encoded it. Raises UndecodableMessage,
-    ErasedMessage and KeyMissing."""
-    content_type = read_kind(headers).content_type
-    return opened(body, content_type, decode_headers(headers), identity, using)[0] if is_wrapped(content_type) else body
 
 
 def _decode_by(codec: Codec, body: bytes, cls: Any) -> Any:

@@ -140,7 +140,9 @@ def runs_for(
     refuses, instead of raising FilteredOut. ``connection``: their database, where the subscribers are read at once."""
     # Before the runs are drawn: during that a COPY may occupy the connection.
     addressed = queue.delivery.recipients and not like.recipient
-    known = fanout.read_subscribers(queue, connection) if addressed else None
+    known = (
+        fanout.read_subscribers(queue, connection) if addressed and not fanout.has_fixed_snapshot(connection) else None
+    )
     if queue.delivery.has_expressions:
         return runs_of(_entered(queue, given, like, known, leave_out))
     return _runs_for(queue, given, like, known)

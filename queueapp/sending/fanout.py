@@ -119,8 +119,16 @@ def insert(queue: Any, connection: Any, message: Outgoing, types: Sequence[str])
         with atomic_on(connection) if sql.table.barriers else nullcontext():
             if sql.fanout.insert_copies(connection, message, names, TABLE, known.mark):
                 return
+        if has_fixed_snapshot(connection):
+            break
         known = read_subscribers(queue, connection)
     sql.inserts.insert(connection, message)
+
+
+def has_fixed_snapshot(connection: Any) -> bool:
+    """Whether the open transaction may not see the newest subscriptions (REPEATABLE READ): then a message is stored without a
+    recipient, and copied when it is received."""
+    return connection.in_atomic_block and backend_of(connection).sessions.has_fixed_snapshot(connection)
 
 
 def replace_waiting(queue: Any, connection: Any, recipient: str, limit: int) -> int:

@@ -270,11 +270,11 @@ class PostgresqlFanout(Statements, Fanout):
         single, params = self._inserts.insert_of(message)
         head, _, values = single.partition(") VALUES (")
         # The unique index of the subscriptions, once a statement; of the queue none is read. Safe: one statement, so
-        # all copies or none; a subscription that was committed before it begins is in its snapshot. Seqs follow the
-        # ORDER BY.
+        # all copies or none; a subscription that was committed before it begins is in its snapshot, except in a
+        # transaction with a fixed snapshot, where it inserts nothing. Seqs follow the ORDER BY.
         asked = (
             f"(SELECT coalesce(sum(s.mark), 0)::bigint FROM {quote_table(subscriptions)} s WHERE s.queue = %s) = "
-            "%s::bigint"
+            "%s::bigint AND current_setting('transaction_isolation') = 'read committed'"
         )
         names: Any = list(recipients)
         if len(names) == 1:  # no sort, which is most of the statement's cost

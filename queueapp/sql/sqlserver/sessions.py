@@ -13,7 +13,7 @@ from django.db import Error
 from ..base import ErrorKind
 from ..sessions import Sessions, SessionState
 from .errors import error_kind
-from .session import set_option
+from .session import fetch, set_option
 
 #: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not
 #: end before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
@@ -110,6 +110,11 @@ class SqlServerSessions(Sessions):
             # A lost session has no setting. Any other failure is raised: all later statements would fail on locks.
             if error_kind(error) is not ErrorKind.CONNECTION:
                 raise
+
+    def has_fixed_snapshot(self, connection: Any) -> bool:
+        # Index: none, a view of this session, which every user may read. Only SNAPSHOT reads as of its first statement.
+        sql = "SELECT transaction_isolation_level FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
+        return int(fetch(connection, sql, ())[0][0]) == 5
 
     def liveness_options(self, seconds: float) -> dict[str, Any]:
         return {}  # the drivers send keepalives: after 30 s, then each second

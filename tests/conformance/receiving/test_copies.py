@@ -446,7 +446,7 @@ def test_two_that_start_at_once_under_both_names_make_one_row(calls: Any) -> Non
 
     def write(name: str, aliases: tuple[str, ...]) -> None:
         start.wait(DEADLINE)
-        with subscriptions._alone(Addressed, "default"):
+        with subscriptions._SubscriptionLock(Addressed, "default"):
             subscriptions._write(Addressed, "default", name, "", aliases)
         connections.close_all()
 
@@ -488,3 +488,27 @@ def test_a_send_asks_nothing_beside_its_insert(calls: Any) -> None:
         inserts.execute = execute
     assert len(statements) == 1
     assert recipients(Addressed) == {"one": 2, "two": 2}
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="REPEATABLE READ of SQL Server reads what is committed")
+@pytest.mark.parametrize("many", [False, True], ids=["send", "send_many"])
+def test_new_consumer_gets_a_copy_from_a_sender_in_repeatable_read(calls: list[tuple[str, int]], many: bool) -> None:
+    subscribe(Addressed, "first")
+    Addressed.send(Note("", 0))
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT count(*) FROM testapp_addressed")
+        thread = threading.Thread(target=lambda: (subscribe(Addressed, "late"), connections.close_all()))
+        thread.start()
+        thread.join(DEADLINE)
+
+        if many:
+            Addressed.send_many([Note("", 1), Note("", 2)])
+        else:
+            Addressed.send(Note("", 1))
+
+    for name in ("first", "late"):
+        with Addressed.receive(10, recipient=name) as batch:
+            got = [message.body["number"] for message in batch if message.body["number"]]
+        assert got == ([1, 2] if many else [1])
