@@ -190,8 +190,8 @@ class PostgresqlAckBySeq(Statements, AckBySeq):
         return f" AND ({unleased} OR {c['lease_owner']} = %s OR {c['lease_token']} = %s)", (client, client)
 
     def _may_cancel(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
-        """What this holder may give back, or extend: of what is leased. What was shared out to a subscriber and not
-        taken up by it is in nobody's hands."""
+        """The leased messages that this holder may cancel or extend. A message that was shared out and not taken up is
+        not in flight."""
         c, client = self._c, holder.client
         taken_up = f" AND {c['lease_token']} IS DISTINCT FROM {c['lease_owner']}" if self.table.lease_index else ""
         if holder.leasing == FENCED:

@@ -133,10 +133,10 @@ class PostgresqlCeleryResults(CeleryResults):
     def count_part(
         self, connection: Any, groups: str, parts: str, part: ChordPart, expires_ms: int | None
     ) -> ChordCount:
-        # The unique indexes on the part and on the group. Safe: who counts the same part waits for who was first and
-        # then counts nothing; the group's row is locked to the end of the transaction. Parts of a chord that is over
-        # are deleted with it, so outcome that comes after that is put in anew, and whoever sees that it is over deletes
-        # it.
+        # The unique indexes on the part and on the group. Safe: of two sessions that count the same part the second
+        # waits and counts nothing; the group's row is locked to the end of the transaction. Parts of a chord that is
+        # over are deleted with it, so a later part is inserted again, and deleted by the caller that sees that it is
+        # over.
         sql = (
             f"WITH part AS (INSERT INTO {quote_table(parts)} (group_id, task_id, position, status, result) "
             "VALUES (%s, %s, %s, %s, %s) ON CONFLICT (group_id, task_id, position) DO NOTHING RETURNING 1) "
@@ -149,7 +149,7 @@ class PostgresqlCeleryResults(CeleryResults):
         return ChordCount(*fetch(connection, sql, (*part, part.group_id, expires_ms))[0])
 
     def set_size(self, connection: Any, groups: str, group_id: str, size: int, expires_ms: int | None) -> None:
-        # The unique index on the group. Safe: whoever counts a member meanwhile waits for it, or was before it.
+        # The unique index on the group. Safe: a concurrent count of a member waits for it, or came before.
         sql = (
             f"INSERT INTO {quote_table(groups)} AS g (group_id, size, expires_at) VALUES (%s, %s, {_LATER}) "
             "ON CONFLICT (group_id) DO UPDATE SET size = excluded.size, expires_at = excluded.expires_at, is_over = "

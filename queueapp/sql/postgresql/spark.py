@@ -11,10 +11,10 @@ from ..tables import QueueTable
 from .columns import LITERALS, TYPES
 
 _WIDE = {"priority": TYPES[kind_of(BY_NAME["priority"], priority64=True)]}
-_TYPES = {"id": "uuid", "headers": "text", "body": "bytea"} | {one.name: TYPES[one.kind] for one in SENT}
+_TYPES = {"id": "uuid", "headers": "text", "body": "bytea"} | {column.name: TYPES[column.kind] for column in SENT}
 
-#: First in the transaction of the moves. Another scan of a staging table could make ours start in its middle; nobody
-#: scans it, but order is a promise.
+#: First in the transaction of the moves. A concurrent scan of a staging table could make ours start in its middle;
+#: there is none, but the order is guaranteed.
 KEEP_ORDER = "SET LOCAL synchronize_seqscans = off"
 
 
@@ -90,8 +90,8 @@ class PostgresqlSparkSql(SparkSql):
 
     def move(self, name: StagingName, attributes: Sequence[str], constants: Sequence[str], lifetime: bool) -> str:
         # Index: none, a scan of the whole staging table; it was filled by one COPY, so the scan is in the order of the
-        # COPY and seq numbers follow it (an INSERT's source is never scanned in parallel). Safe: nobody else knows the
-        # table; its row count is compared with what the task reported.
+        # COPY and seq numbers follow it (an INSERT's source is never scanned in parallel). Safe: the table belongs to
+        # this task; its row count is compared with what the task reported.
         targets = [self._q[attribute] for attribute in attributes if attribute != "expires"]
         values = [attribute for attribute in attributes if attribute != "expires"]
         targets += [self._q[attribute] for attribute in constants]

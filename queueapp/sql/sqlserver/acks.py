@@ -15,7 +15,7 @@ from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, Statements, unevaluated
 from .session import LATER, execute, fetch, fetch_within, json_of, later_params
 
 #: Stands for "no client": a parameter is never NULL.
-_NOBODY = uuid.UUID(int=0)
+_NO_CLIENT = uuid.UUID(int=0)
 
 
 class SqlServerAcks(Statements, Acks):
@@ -183,7 +183,7 @@ class SqlServerAckBySeq(Statements, AckBySeq):
 
     def _may(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
         """The messages that this holder may end, as a further condition with its parameters."""
-        c, client = self._c, holder.client or _NOBODY
+        c, client = self._c, holder.client or _NO_CLIENT
         if holder.leasing == FENCED:
             return f" AND q.{c['lease_token']} = %s", (client,)
         if holder.leasing != STRICT:
@@ -198,7 +198,7 @@ class SqlServerAckBySeq(Statements, AckBySeq):
     def _may_cancel(self, holder: LeaseHolder) -> tuple[str, tuple[Any, ...]]:
         """The leased messages that this holder may cancel or extend. A message that was shared out and not taken up is
         not in flight."""
-        c, client = self._c, holder.client or _NOBODY
+        c, client = self._c, holder.client or _NO_CLIENT
         taken_up = f" AND q.{c['lease_token']} <> q.{c['lease_owner']}" if self.table.lease_index else ""
         if holder.leasing == FENCED:
             return f" AND q.{c['lease_token']} = %s{taken_up}", (client,)

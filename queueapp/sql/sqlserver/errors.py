@@ -87,7 +87,8 @@ class LockTimeout(OperationalError):
 
 
 class LockRefused(OperationalError):
-    """``sp_getapplock`` did not grant a lock. It raises nothing by itself, not even for the victim of a deadlock (-3)."""
+    """``sp_getapplock`` did not grant a lock. It raises nothing by itself, not even for the victim of a deadlock
+    (-3)."""
 
     def __init__(self, name: str, answer: int) -> None:
         self.answer = answer

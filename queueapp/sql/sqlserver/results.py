@@ -125,8 +125,8 @@ class SqlServerCeleryResults(CeleryResults):
         given = Json(json.dumps({name: getattr(state, name) for name in _CELERY_TYPES}))
         done = "SYSUTCDATETIME()" if state.done else "NULL"
         later, later_values = _later(state.expires_ms)
-        # Index: the unique one on the task's id. Safe: KEEPING, to the end of the transaction. Without one somebody may
-        # insert it between the two statements: then it is changed after all.
+        # Index: the unique one on the task's id. Safe: KEEPING, to the end of the transaction. Where there is none,
+        # another session may insert it between the two statements: then it is updated.
         update = (
             f"UPDATE r SET {_CELERY_OVER}, [date_done] = {done}, [expires_at] = {later} FROM {_CELERY_GIVEN} "
             f"INNER JOIN {table} AS r WITH ({KEEPING}) ON r.[task_id] = %s WHERE r.[status] <> N'SUCCESS'"

@@ -106,8 +106,8 @@ def counted_rows(cursor: Any) -> int:
 
 
 def set_option(connection: Any, statement: str) -> None:
-    """Run a SET statement, which holds for the session since its batch has no parameters. Beneath Django's cursor, which
-    refuses every statement while a rollback is due: a setting has to be reset then, too."""
+    """Run a SET statement, which holds for the session since its batch has no parameters. Beneath Django's cursor,
+    which refuses every statement while a rollback is due: a setting has to be reset then, too."""
     connection.ensure_connection()
     with connection.wrap_database_errors:
         cursor = connection.create_cursor()

@@ -5,25 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from sqlglot import exp
 
 from queueapp.models import DelayedMessage, MessageKey, ProcessedMessage
+from queueapp.sql import ErrorKind
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.columns import KEEPING, TAKING
+from queueapp.sql.sqlserver.columns import TAKING
 from queueapp.sql.tables import QueueTable, StoreTable
 from tests.queueapp.sql.test_tsql_parses import OWNER, TOKEN, Verb, _after, _bracketed, each_table, kinds, statements_of
-from tests.queueapp.sql.tsql import hints
+from tests.queueapp.sql.tsql import Recorder, hints, never_connected
 from tests.testapp.models import Keyed
 
 KEYS, DONE = MessageKey._meta.db_table, ProcessedMessage._meta.db_table
 QUEUE, STORE = QueueTable.of(Keyed), StoreTable.of(DelayedMessage, "due")
 _backend = SqlServerBackend()
-HELD = set(KEEPING.split(", "))
+EXISTING = {"UPDLOCK", "ROWLOCK", "FORCESEEK", "READCOMMITTEDLOCK"}
+#: Of the batch that takes the application locks, see ``tsql.parsed``.
+LOCKS = [exp.Select]
 VERBS: dict[str, tuple[Verb, list[type[exp.Expression]], list[set[str]]]] = {
     "hold": (
-        _after([[(2,)], []], lambda s, c: _backend.dedupe.lock_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
-        [exp.Insert, exp.Select],
-        [HELD, {"UPDLOCK", "ROWLOCK"}],
+        _after([[(0,)], [(2,)], []], lambda s, c: _backend.dedupe.lock_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
+        [*LOCKS, exp.Insert, exp.Select],
+        [EXISTING, {"UPDLOCK", "ROWLOCK"}],
     ),
     "set": (
         _after([[(2,)]], lambda s, c: _backend.dedupe.set_keys(c, KEYS, "q", ["b", "a"], [TOKEN, OWNER])),
@@ -40,7 +44,11 @@ VERBS: dict[str, tuple[Verb, list[type[exp.Expression]], list[set[str]]]] = {
         [exp.Delete],
         [set(TAKING.split(", ")), {"READCOMMITTEDLOCK"}, {"READCOMMITTEDLOCK"}],
     ),
-    "note": (_after([[(1,)]], lambda s, c: _backend.dedupe.record_processed(c, DONE, "k", "q")), [exp.Insert], [HELD]),
+    "note": (
+        _after([[(0,)], [(1,)]], lambda s, c: _backend.dedupe.record_processed(c, DONE, "k", "q")),
+        [*LOCKS, exp.Insert],
+        [EXISTING],
+    ),
     "forget notes": (
         _after([[(1,)]], lambda s, c: _backend.dedupe.purge_processed(c, DONE, 10**10, 5)),
         [exp.Delete],
@@ -65,3 +73,24 @@ def test_what_waits_is_taken_by_its_id_and_what_was_begun_is_passed_over(table: 
     assert [given for _, given in hints(found) if given] == [set(TAKING.split(", "))]
     token: Any = table.columns.get("lease_token")
     assert token is None or f"{_bracketed(token)} IS NULL" in statement.sql
+
+
+def test_keys_are_locked_by_name_and_in_one_order() -> None:
+    """HOLDLOCK on an absent key locks a range: senders of different keys waited for each other, and deadlocked."""
+    recorder = Recorder(answers=[[(0,)], [(2,)], []])
+    _backend.dedupe.lock_keys(never_connected(recorder), KEYS, "q", ["b", "a"], [TOKEN, OWNER])
+    one, *_ = recorder.statements
+    recorder = Recorder(answers=[[(0,)], [(2,)], []])
+    _backend.dedupe.lock_keys(never_connected(recorder), KEYS, "q", ["a", "b"], [TOKEN, OWNER])
+    other, *rest = recorder.statements
+
+    assert one.params == other.params
+    assert one.params[0].count("queueapp key ") == 2
+    assert not any("HOLDLOCK" in statement.sql for statement in rest)
+
+
+def test_a_key_whose_lock_ends_in_a_deadlock_is_tried_again() -> None:
+    connection = never_connected(Recorder(answers=[[(-3,)]]))
+    with pytest.raises(OperationalError, match="said -3") as raised:
+        _backend.dedupe.record_processed(connection, DONE, "k", "q")
+    assert _backend.error_kind(raised.value) is ErrorKind.DEADLOCK
