@@ -99,7 +99,9 @@ class RangesField(models.Field):  # type: ignore[type-arg]
 
 
 class Now(functions.Now):
-    """The database's clock in UTC. Django's ``Now`` is local time on SQL Server."""
+    """The database's clock in UTC. Django's ``Now`` is local time on SQL Server, and naive where ``USE_TZ`` is False."""
+
+    output_field = UtcField()
 
     def as_microsoft(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template="SYSUTCDATETIME()", **context)

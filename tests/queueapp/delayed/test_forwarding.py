@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -321,3 +321,17 @@ def test_a_table_of_arrivals_that_is_not_there_yet_is_none_either(two: TwoDataba
 
     assert there() == []
     assert DelayedMessage.objects.get().retries == 0
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+def test_a_message_with_half_an_hour_to_live_arrives_where_use_tz_is_false(zone: str, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, zone
+    connections.close_all()
+    try:
+        keep(expires_in=HOUR / 2)
+        assert forward() == (1, 0, 0)
+
+        (row,) = there()
+        assert abs(row.expires - datetime.now(UTC) - HOUR / 2) < timedelta(minutes=2)
+    finally:
+        connections.close_all()

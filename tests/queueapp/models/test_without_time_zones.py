@@ -11,7 +11,7 @@ from django.db import connections
 
 from queueapp import consumer
 from queueapp.failures.history import read_failures
-from queueapp.models import DelayedMessage, Now, PoisonMessage, UtcField
+from queueapp.models import DelayedMessage, Now, PoisonMessage
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
@@ -38,7 +38,7 @@ def test_times_of_waiting_and_delayed_messages_are_right() -> None:
     Leased.send({}, delay=HOUR)
     Leased.send({}, at=datetime.now(UTC) + 2 * HOUR)
 
-    row = Leased.objects.annotate(now=Now(output_field=UtcField())).get()
+    row = Leased.objects.annotate(now=Now()).get()
     assert [is_about(row.expires, HOUR), is_about(row.enqueued_at, 0 * HOUR), is_about(row.now, 0 * HOUR)] == [True] * 3
     due = list(DelayedMessage.objects.order_by("due").values_list("due", flat=True))
     assert [is_about(due[0], HOUR), is_about(due[1], 2 * HOUR)] == [True, True]
