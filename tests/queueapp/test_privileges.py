@@ -354,7 +354,7 @@ def test_a_sender_of_celerys_tasks_declares_publishes_and_waits_and_takes_nothin
     assert DelayedMessage.objects.get().recipient == "celery"
 
 
-def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app: Celery) -> None:
+def test_a_celery_worker_receives_ends_tasks_and_runs_maintenance(celery_app: Celery) -> None:
     for number in range(3):
         celery_app.send_task("shop.bill", [number])
     sql = queue_sql(BrokerQueue, connection)
@@ -366,7 +366,7 @@ def test_a_worker_of_celery_takes_ends_keeps_results_and_keeps_house(celery_app:
         assert sql.acks.release(connection, [first], token, handled=True) == 1
         assert sql.acks.ack(connection, [second], token) == 1
         with transaction.atomic():
-            assert buried.bury("default", LeasedMessage(third, token), "it failed")
+            assert buried.move_to_poison("default", LeasedMessage(third, token), "it failed")
         topology.declare("default", topology.Declaration("w@host.celery.pidbox", False, True, None))
         topology.bind("default", "celery.pidbox", "", "w@host.celery.pidbox")
         assert topology.extend("default", [topology.Declaration("gone", False, True, None)]) == {"gone"}

@@ -94,14 +94,14 @@ def test_a_queue_that_its_consumer_deletes_while_it_is_looked_at_stays_deleted(
 
     monkeypatch.setattr(topology, "extend", deleted_meanwhile)
     consumer.consume()
-    keeps = agent_of(alias)._life
+    keeps = agent_of(alias)._state
 
     eventually(lambda: looked)
     kombu.Consumer(channel, [kombu.Queue("others", expires=1.0)], on_message=lambda _: None).consume()
     eventually(lambda: len(looked) > 1)
 
     assert looked[0]
-    assert agent_of(alias)._life is keeps
+    assert agent_of(alias)._state is keeps
     assert agent_of(alias).is_alive()
     assert list(DeclaredQueue.objects.using(alias).values_list("pk", flat=True)) == ["others"]
 
@@ -170,7 +170,7 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
 
     def flush(connection: Any) -> int:
         signs_off.set()
-        eventually(lambda: agent._asked)
+        eventually(lambda: agent._asked_to_stop)
         return 0
 
     with kombu.Connection(f"queueapp://{alias}") as conn:

@@ -385,7 +385,7 @@ class Elsewhere:
         return "elsewhere" if model is BrokerQueue else None
 
 
-def test_house_is_kept_in_the_database_that_the_url_names(
+def test_maintenance_runs_in_the_database_that_the_url_names(
     conn: Any, alias: str, consume: Consume, settings: Any
 ) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,8 +13,10 @@ from typing import Any
 
 import kombu
 import pytest
+from django.core.management import call_command
 
 from queueapp.contrib.celery.broker_migration import Broker, Migrator
+from queueapp.contrib.celery.management.commands import movebroker
 from queueapp.contrib.celery.models import BrokerQueue
 from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.models import Effect
@@ -118,6 +121,17 @@ def test_movebroker_reports_its_result(command: Any, redis_url: str) -> None:
     assert json.loads(done.stdout) == {"moved": 3, "unreadable": 0}
     assert command("--from", redis_url, "--to", "queueapp://").stdout == "0 messages moved.\n"
     assert command("--from", redis_url, "--to", "queueapp://", "--put-back").stdout == "0 messages returned.\n"
+
+
+def test_progress_is_written_where_there_is_no_terminal(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(movebroker, "PROGRESS_EVERY", 0.0)
+    for number in range(3):
+        send(redis_url, "record", str(number))
+    stderr = io.StringIO()
+
+    call_command("movebroker", "--from", redis_url, "--to", "queueapp://", stdout=io.StringIO(), stderr=stderr)
+
+    assert "3 messages moved; remaining: none" in stderr.getvalue()
 
 
 def test_movebroker_moves_the_named_queues(command: Any, redis_url: str, shop: Callable[[str], Shop]) -> None:
