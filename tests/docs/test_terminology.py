@@ -29,7 +29,7 @@ WORDS = {
     r"stranded": "unroutable",
     r"lets? go|let_go|letting go": "delete, release",
     r"come to rest|at_rest|go_on": "pause, resume",
-    r"the killer|killer": "the message that ends its process",
+    r"(?<!OOM )killer": "the message that ends its process",
     r"a lane|lanes?": "consumer filter",
     r"the desk|desk|the crew|crew|the bell": "queue state, receiver pool, waker",
     r"struck|strikes|striking": "interrupt",
