@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
 import msgspec
 from asgiref.sync import sync_to_async
-from django.db import connections, transaction
+from django.db import DataError, connections, transaction
 from django.db.models import QuerySet
 
 from .. import messages, notifier
 from ..consuming.current_message import handling
 from ..errors import InvalidMessage
 from ..sql import queue_sql
-from ..sql.inserts import Source
+from ..sql.inserts import NOT_FINITE, Source
 from ..telemetry import tracing
 from . import early_acks
 from .correlation import with_correlation
@@ -62,10 +63,18 @@ def send_from(
         )
     like = build_outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, others)
     sql = queue_sql(queue, connection)
-    with transaction.atomic(using=alias):
-        columns = sql.inserts.columns_of(connection, source)
-        _refuse_columns([name for name, _ in columns], of)
-        count = sql.inserts.insert_select(connection, like, source, columns)
+    try:
+        with transaction.atomic(using=alias):
+            columns = sql.inserts.columns_of(connection, source)
+            _refuse_columns([name for name, _ in columns], of)
+            count = sql.inserts.insert_select(connection, like, source, columns)
+    except DataError as error:
+        found = re.search(rf"{NOT_FINITE}(-?\w+)", str(error))
+        if found is None:
+            raise
+        raise InvalidMessage(
+            f"A row cannot be a message body: it holds {found[1].lower().replace('inity', '')}, and JSON has no such number."
+        ) from error
     if count:
         notifier.sent(queue, connection)
     return count

@@ -21,6 +21,10 @@ class Source(NamedTuple):
     names: Sequence[str] | None = None
 
 
+#: The error of ``Inserts.insert_select`` for a float that JSON does not have contains these words, and then the value.
+NOT_FINITE = "queueapp: not finite: "
+
+
 class Inserts(abc.ABC):
     """Stores messages in the caller's transaction. Every insert raises QueueNotFound when the table does not exist."""
 

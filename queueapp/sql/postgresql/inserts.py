@@ -15,7 +15,7 @@ import psycopg
 
 from ...errors import TableNotFound
 from ...registry import queues
-from ..inserts import BrokerTables, Fanout, Inserts, Source, Subscribed
+from ..inserts import NOT_FINITE, BrokerTables, Fanout, Inserts, Source, Subscribed
 from ..message_columns import BY_NAME, COUNTS, NO_OPTIONS, OPTIONS, WHOLE, Kind, Outgoing, Row, Run, kind_of
 from ..tables import StoreTable
 from .columns import TYPES, Statements, TableText, to_utc
@@ -39,7 +39,9 @@ _TYPES_PRIORITY64 = _TYPES | {one.name: TYPES[kind_of(one, priority64=True)] for
 
 # JSON of the rows of a SELECT
 _INTEGERS = {20, 21, 23, 26}
-_BOOLEAN, _BYTES, _JSON, _PLAIN = {16}, {17}, {114, 3802}, {1700, 2950}
+_BOOLEAN, _BYTES, _JSON, _PLAIN, _FLOATS, _INTERVAL = {16}, {17}, {114, 3802}, {1700, 2950}, {700, 701}, {1186}
+#: Arrays of what ``to_json`` writes unlike ``send``: the type of the array, and that of its elements.
+_ARRAYS = {1001: 17, 1021: 700, 1022: 701, 1187: 1186, 1231: 1700}
 #: Of an id: its last 64 bits, of which the first is set, as a signed number.
 _LOW = 2**64
 _AT_ONCE = 40
@@ -240,6 +242,27 @@ def _as_json(column: str, type_: int) -> str:
         return f"'\"' || {column}::text || '\"'"
     if type_ in _BYTES:
         return f"'\"' || translate(encode({column}, 'base64'), E'\\n', '') || '\"'"
+    if (
+        type_ in _FLOATS
+    ):  # a whole number stays a float, minus zero too; JSON has no NaN: the cast fails with these words
+        refused = f"('{NOT_FINITE}' || {column}::text)::bigint::text"
+        return (
+            f"CASE WHEN {column}::text IN ('NaN', 'Infinity', '-Infinity') THEN {refused} "
+            f"WHEN {column}::text ~ '^-?[0-9]+$' THEN {column}::text || '.0' ELSE {column}::text END"
+        )
+    if type_ in _INTERVAL:  # ISO 8601 in days and seconds, whatever the server's IntervalStyle
+        return (
+            "(SELECT '\"' || CASE WHEN x.e < 0 THEN '-' ELSE '' END || 'P' || CASE WHEN x.d > 0 THEN x.d::text || 'D' ELSE '' END "
+            "|| CASE WHEN x.s > 0 THEN 'T' || trim_scale(x.s)::text || 'S' WHEN x.d = 0 THEN '0D' ELSE '' END || '\"' "
+            "FROM (SELECT y.e, div(abs(y.e), 86400) AS d, mod(abs(y.e), 86400) AS s "
+            f"FROM (SELECT extract(epoch FROM {column})::numeric AS e) AS y) AS x)"
+        )
+    if type_ in _ARRAYS:
+        elements = f"string_agg(coalesce({_as_json('u.e', _ARRAYS[type_])}, 'null'), ',' ORDER BY u.o)"
+        return (
+            f"CASE WHEN {column} IS NOT NULL THEN (SELECT '[' || coalesce({elements}, '') || ']' "
+            f"FROM unnest({column}) WITH ORDINALITY AS u(e, o)) END"
+        )
     return f"to_json({column})::text"
 
 

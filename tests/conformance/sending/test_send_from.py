@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -142,6 +143,60 @@ def test_values_of_every_kind_arrive_as_send_writes_them(endpoint: Endpoint) -> 
         datetime(2026, 1, 2, 3, 4, 5, 678000, UTC), uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057"), b"\x00\xff\x00\xff\x00",
         {"a": [1]}, [1, 2],
     )  # fmt: skip
+
+
+#: (value in SQL, the same value in Python)
+KINDS = {
+    "interval": ("interval '400 days 0.000007 s'", timedelta(days=400, microseconds=7)),
+    "negative interval": ("interval '-1 day' + interval '5 s'", timedelta(days=-1, seconds=5)),
+    "whole days": ("interval '2 days'", timedelta(days=2)),
+    "zero interval": ("interval '0'", timedelta(0)),
+    "hours": ("interval '30 hours 1.5 s'", timedelta(hours=30, seconds=1.5)),
+    "bytes in a list": ("ARRAY['\\x6162'::bytea, NULL, '\\xff'::bytea]", [b"ab", None, b"\xff"]),
+    "empty list of bytes": ("'{}'::bytea[]", []),
+    "intervals in a list": ("ARRAY[interval '1 hour', interval '-1 s']", [timedelta(hours=1), timedelta(seconds=-1)]),
+    "decimals in a list": ("ARRAY[1.50, 2]::numeric[]", [Decimal("1.50"), Decimal(2)]),
+    "floats in a list": ("ARRAY['-0'::float8, 1.5]", [-0.0, 1.5]),
+    "minus zero": ("'-0'::float8", -0.0),
+    "whole float": ("3::float8", 3.0),
+    "float4": ("1.5::float4", 1.5),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("style", ["postgres", "iso_8601", "sql_standard"])
+def test_value_is_stored_as_send_stores_it(endpoint: Endpoint, kind: str, style: str) -> None:
+    connection = connections[endpoint.alias]
+    if connection.vendor != "postgresql":
+        pytest.skip("the types are PostgreSQL's")
+    sql, value = KINDS[kind]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET intervalstyle = '{style}'")
+    endpoint.queue.send_from(f"SELECT {sql} AS value", using=endpoint.alias)
+    endpoint.queue.send({"value": value}, using=endpoint.alias)
+
+    one, other = (bytes(row.body) for row in stored(endpoint))
+
+    assert one.replace(b": ", b":") == other
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_number_that_json_does_not_have_is_refused_as_by_send(endpoint: Endpoint, value: str) -> None:
+    if connections[endpoint.alias].vendor != "postgresql":
+        pytest.skip("the types are PostgreSQL's")
+    words = []
+    for send in (
+        lambda: endpoint.queue.send_from(f"SELECT 1 AS a, '{value}'::float8 AS value", using=endpoint.alias),
+        lambda: endpoint.queue.send_from(f"SELECT ARRAY['{value}'::float8] AS value", using=endpoint.alias),
+        lambda: endpoint.queue.send([float(value)], using=endpoint.alias),
+    ):
+        with pytest.raises(
+            InvalidMessage, match=r"cannot be a message body: it holds .* JSON has no such number"
+        ) as error:
+            send()
+        words.append(re.findall(r"it holds (\S+?)(?: at \S+)?,", str(error.value)))
+    assert words[0] == words[1] == words[2]
+    assert not stored(endpoint)
 
 
 def test_a_row_may_have_many_columns_with_any_names(endpoint: Endpoint) -> None:
