@@ -1,4 +1,4 @@
-"""Options of ``class Delivery``: keys under which a message is in a queue once."""
+"""Options of ``class Delivery`` about dedupe keys and idempotency."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ...options import Option
 
 
 class OnConflict(enum.Enum):
-    """What becomes of a message while one with the same key waits."""
+    """What is done with a message while one with the same key is waiting."""
 
-    IGNORE = "ignore"  #: it is not sent
-    REPLACE = "replace"  #: it is sent, and the one that waits is gone (debounce)
+    IGNORE = "ignore"  #: the new one is not sent
+    REPLACE = "replace"  #: the new one is sent, the waiting one is deleted (debounce)
     ERROR = "error"  #: DuplicateMessage is raised
 
 
@@ -22,20 +22,20 @@ OPTIONS: tuple[Option, ...] = (
         "dedupe_key",
         object,
         None,
-        "Messages may have keys, and of those with one key one waits. True: a sender says it; or a callable (body) -> key, None "
-        "for a message without. None: no keys.",
+        "Messages may have keys, and only one message per key waits. True: the sender passes the key; or a callable "
+        "(body) -> key, or None for no key. None: no keys.",
         optional=True,
         accept=lambda value: value is True or callable(value),
         words="True, a callable of the body, or None",
     ),
     Option("on_conflict", OnConflict, OnConflict.IGNORE,
-           "What becomes of a message while one with its key waits, where its sender says nothing else."),
+           "What is done with a message while one with its key is waiting, unless its sender says otherwise."),
     Option(
         "idempotency_header",
         str,
         None,
-        "The header in which producers say under which key a message is to be processed once (`processed_once`); a message "
-        "without it is known by its id. None: each is.",
+        "The header with the idempotency key of a message (`processed_once`); a message without it is identified by its "
+        "id. None: all are.",
         optional=True,
         accept=lambda value: bool(value.strip()),
         words="the name of a header, or None",

@@ -15,7 +15,7 @@ def _is_encoding(value: Any) -> bool:
         all(one in NAMES for one in value)
         and sum(one in _COMPRESSIONS for one in value) <= 1
         and value.count("encrypted") <= 1
-        and "encrypted" not in value[:-1]  # what is encrypted cannot be made smaller
+        and "encrypted" not in value[:-1]  # encrypted bytes do not compress
     )
 
 
@@ -24,9 +24,9 @@ OPTIONS: tuple[Option, ...] = (
         "encoding",
         tuple,
         (),
-        'What is done to bodies when they are sent, in this order: "zlib" or "zstd" makes them smaller (extra '
-        '`queueapp[zstd]` before Python 3.14), "encrypted" hides them (extra `queueapp[encryption]`). What is in the queue is '
-        "read whatever this says.",
+        'How bodies are encoded when they are sent, in this order: "zlib" or "zstd" compresses them (extra '
+        '`queueapp[zstd]` before Python 3.14), "encrypted" encrypts them (extra `queueapp[encryption]`). Waiting messages of '
+        "another encoding are still read.",
         accept=_is_encoding,
         words='a tuple of "zlib" or "zstd", then "encrypted", or of one of them',
     ),

@@ -1,4 +1,4 @@
-"""Options of ``class Delivery``: how much is handed out at a time, and how eagerly."""
+"""Options of ``class Delivery`` about concurrency, polling and the messages in flight."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from datetime import timedelta
 from ...conf import MAX_CONCURRENCY
 from ...options import Option
 
-#: Most messages of a queue, or of one of its subscribers, that may be outstanding.
+#: Largest limit of the messages in flight of a queue, or of one of its subscribers.
 MOST_OUTSTANDING = 1_000_000
 
 
 class FairnessModel(enum.Enum):
-    """Which subscriber gets the next message while there are fewer messages than subscribers have room for."""
+    """Which subscriber gets the next message while there are fewer messages than free capacity."""
 
-    FAST = "fast"  #: whoever comes first: nothing is asked and nothing is locked
-    ROUND_ROBIN = "round-robin"  #: one after the other
+    FAST = "fast"  #: the first one that claims it; no lock
+    ROUND_ROBIN = "round-robin"  #: each in turn
     PROPORTIONAL = "proportional"  #: the one that has used the smallest part of its backlog
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("concurrency", int, None, "Receive tasks per worker process; None: QUEUEAPP.CONCURRENCY.",
+    Option("concurrency", int, None, "Receivers per worker process; None: QUEUEAPP.CONCURRENCY.",
            1, MAX_CONCURRENCY, True),
     Option(
         "peek_delay",
@@ -36,7 +36,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_records_to_peek",
         int,
         None,
-        "A peek counts at most so many messages (NServiceBus' MaxRecordsToPeek); None: QUEUEAPP.MAX_RECORDS_TO_PEEK.",
+        "Most messages that a peek counts (NServiceBus' MaxRecordsToPeek); None: QUEUEAPP.MAX_RECORDS_TO_PEEK.",
         low=1,
         high=1_000_000,
         optional=True,
@@ -45,8 +45,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_backlog",
         int,
         None,
-        "At most so many messages of the queue are handed out and not yet ended, over all workers and receive() together, "
-        "never more (AMPS' MaxBacklog); None: no limit.",
+        "Hard limit of the messages of the queue in flight, over all workers and receive() together (AMPS' MaxBacklog); "
+        "None: no limit.",
         low=1,
         high=MOST_OUTSTANDING,
         optional=True,
@@ -55,8 +55,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_per_subscription_backlog",
         int,
         None,
-        "The same for one worker process, or one receive() (AMPS' MaxPerSubscriptionBacklog); None: as many as the worker's "
-        "batches take.",
+        "The same for one worker process, or one receive() (AMPS' MaxPerSubscriptionBacklog); None: what the worker's batches "
+        "hold.",
         low=1,
         high=MOST_OUTSTANDING,
         optional=True,
@@ -65,7 +65,7 @@ OPTIONS: tuple[Option, ...] = (
         "fairness_model",
         FairnessModel,
         FairnessModel.FAST,
-        "Which subscriber gets the next message while there are fewer messages than room for them (AMPS' FairnessModel).",
+        "Which subscriber gets the next message while there are fewer messages than free capacity (AMPS' FairnessModel).",
     ),
 )  # fmt: skip
 

@@ -73,8 +73,8 @@ OPTIONS: tuple[Option, ...] = (
         "target_queue_depth",
         int,
         None,
-        "So many messages are kept active in the queue's table, the others wait in the journal (AMPS' TargetQueueDepth). Needs "
-        "a journaled topic, and no priority and no barrier. None: all are active.",
+        "Number of messages that are kept in the queue's table while the others wait in the journal (AMPS' TargetQueueDepth). "
+        "Requires a journaled topic, no priority and no barrier. None: all are in the table.",
         low=1000,
         high=100_000_000,
         optional=True,

@@ -1,4 +1,4 @@
-"""Options of ``class Delivery``: who owns a message that was handed out, how often it may be, and how long it may wait."""
+"""Options of ``class Delivery`` about leases, limits of deliveries, and expiry."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from datetime import timedelta
 from ...options import Option
 from .expire_actions import Drop, KeepAsPoison, OnExpired, PublishTo
 
-#: ``send(..., expires_in=NEVER)``: this message never expires, whatever its queue says of those that say nothing.
+#: ``send(..., expires_in=NEVER)``: this message never expires, even if its queue has an expiration.
 NEVER = timedelta.max
 
 
 class Leasing(enum.Enum):
-    """Who may end a message that was handed out: acked, given back, dropped."""
+    """Who may end a leased message: ack, cancel or expire it."""
 
-    STRICT = "strict"  #: the client that holds it; anybody where nobody does
-    SUBLET = "sublet"  #: anybody, whoever holds it
-    FENCED = "fenced"  #: who has the token of its present lease
+    STRICT = "strict"  #: the holder of the lease; without a lease, anyone
+    SUBLET = "sublet"  #: anyone
+    FENCED = "fenced"  #: the holder of the current lease token
 
 
 class ExpirationModel(enum.Enum):
-    """Whose time counts: the message's own (``expires_in``), or its queue's (``expiration``)."""
+    """Whether the message's own time to live (``expires_in``) or the queue's (``expiration``) counts."""
 
-    DEFAULT = "default"  #: the message's where it says one, else the queue's
+    DEFAULT = "default"  #: the message's if it has one, else the queue's
     QUEUE = "queue"  #: always the queue's
-    LATEST = "latest"  #: whichever keeps it longer
-    EARLIEST = "earliest"  #: whichever ends it sooner
+    LATEST = "latest"  #: the later of both
+    EARLIEST = "earliest"  #: the earlier of both
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -34,7 +34,8 @@ OPTIONS: tuple[Option, ...] = (
         "lease_period",
         timedelta,
         timedelta(seconds=30),
-        "How long a leased message belongs to its receiver (AMPS' LeasePeriod). None: until it is ended, or its worker is dead.",
+        "How long a lease lasts (AMPS' LeasePeriod; elsewhere: visibility timeout). None: until the message is ended or its "
+        "worker is dead.",
         low=timedelta(milliseconds=100),
         high=timedelta(days=7),
         optional=True,
@@ -43,21 +44,21 @@ OPTIONS: tuple[Option, ...] = (
         "renew_leases",
         bool,
         True,
-        "Lengthen the lease of a message whose handler is still running when half of the lease is over.",
+        "Extend the lease of a message whose handler is still running after half of it.",
     ),
     Option(
         "leasing",
         Leasing,
         Leasing.FENCED,
-        "Who may end a leased message (AMPS' Leasing): `strict` its holder, or anybody once nobody holds it; `sublet` anybody; "
-        "`fenced` who has the token of the lease.",
+        "Who may end a leased message (AMPS' Leasing): `strict` its holder, or anyone while it is not leased; `sublet` anyone; "
+        "`fenced` the holder of the lease token.",
     ),
     Option(
         "max_deliveries",
         int,
         0,
-        "A message handed out so often and never acked is poison, whether its handler failed, receive() gave it back or "
-        "nobody ended it (AMPS' MaxDeliveries); 0: only the consumers' attempts count.",
+        "A message is poison after this many deliveries without an ack, whether its handler failed, receive() returned it or "
+        "its lease expired (AMPS' MaxDeliveries); 0: only the consumers' attempts count.",
         low=0,
         high=1_000_000,
     ),
@@ -65,7 +66,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_cancels",
         int,
         0,
-        "A message that receive() or cancel() has given back so often is poison (AMPS' MaxCancels); 0: no limit.",
+        "A message is poison after receive() or cancel() returned it this many times (AMPS' MaxCancels); 0: no limit.",
         low=0,
         high=1_000_000,
     ),
@@ -83,27 +84,27 @@ OPTIONS: tuple[Option, ...] = (
         ExpirationModel,
         ExpirationModel.DEFAULT,
         "Whether `expiration` or the message's own `expires_in` counts (AMPS' ExpirationModel): `default` the message's if it "
-        "says one, `queue` the queue's, `latest` what keeps it longer, `earliest` what ends it sooner.",
+        "has one, `queue` the queue's, `latest` the later of both, `earliest` the earlier of both.",
     ),
     Option(
         "expire_leased",
         bool,
         False,
-        "Drop a message whose time is over even while somebody holds it; that one's ack finds nothing, and is no error.",
+        "Drop an expired message even while it is leased; the ack of its holder then does nothing and is no error.",
     ),
     Option(
         "on_expired",
         OnExpired,
         Drop(),
-        "What becomes of a message that the queue gives up: `Drop()`, `KeepAsPoison()` or `PublishTo(topic)`, each with the "
-        "`reasons` for which it is done: time_limit, forced_expire, max_cancels, max_deliveries.",
+        "What is done with an expired message: `Drop()`, `KeepAsPoison()` or `PublishTo(topic)`, each with the `reasons` it "
+        "applies to: time_limit, forced_expire, max_cancels, max_deliveries.",
     ),
     Option(
         "deferred_ack_expiration",
         timedelta,
         None,
-        "How long an ack by the id of a message that is not there yet is kept, so that it never enters (AMPS' "
-        "DeferredAckExpiration); None: such an ack does nothing, and acks by id are refused.",
+        "How long an ack by the id of a message that has not arrived yet is kept; the message is dropped when it arrives "
+        "(AMPS' DeferredAckExpiration). None: acks by id are refused.",
         low=timedelta(seconds=1),
         high=timedelta(days=3650),
         optional=True,

@@ -1,4 +1,4 @@
-"""Options of ``class Delivery``: which message is received next, and by whom."""
+"""Options of ``class Delivery`` about the order of messages and their recipients."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ OPTIONS: tuple[Option, ...] = (
         "barriers",
         bool,
         False,
-        "Whether a message sent with is_barrier=True waits for all before it, holds all behind it, and goes to every subscriber.",
+        "A message sent with is_barrier=True waits for all messages before it, blocks those behind it, and goes to every "
+        "subscriber.",
     ),
     Option(
         "barrier_expression",
         str,
         None,
-        "Expression that makes a message a barrier where it is true; it implies barriers.",
+        "Expression; messages for which it is true are barriers. It implies `barriers`.",
         optional=True,
         accept=lambda text: bool(text.strip()),
     ),

@@ -1,4 +1,4 @@
-"""What a crash in the middle of a handler does to the message: the first of a queue's options."""
+"""Options of ``class Delivery`` about what happens to a message when its process crashes in its handler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...options import Option
 
 
 class Semantics(enum.Enum):
-    """What a crash in the middle of a handler does to the message."""
+    """What happens to a message when its process crashes in its handler."""
 
     TRANSACTIONAL = "transactional"  #: DELETE, handler and its writes in one transaction: exactly-once effects
     AT_LEAST_ONCE = "at-least-once"  #: leased, handled, then acked: may be handled again
@@ -16,13 +16,18 @@ class Semantics(enum.Enum):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("semantics", Semantics, Semantics.AT_LEAST_ONCE, "What a crash while handling does (AMPS' Semantics)."),
+    Option(
+        "semantics",
+        Semantics,
+        Semantics.AT_LEAST_ONCE,
+        "What happens to a message whose process crashes in its handler (AMPS' Semantics).",
+    ),
     Option(
         "transaction_size",
         int,
         1,
-        "TRANSACTIONAL: so many messages at most are handled in one transaction. One that fails takes back all of them, and they "
-        "are handled one by one.",
+        "TRANSACTIONAL: most messages that are handled in one transaction. If one fails, all are rolled back and handled one "
+        "by one.",
         low=1,
         high=1000,
     ),

@@ -1,4 +1,4 @@
-"""Options of ``class Delivery``: where messages are kept, and how their table is made."""
+"""Options of ``class Delivery`` about the table of the queue, and where delayed messages are stored."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ OPTIONS: tuple[Option, ...] = (
         "fillfactor",
         int,
         None,
-        "PostgreSQL: how full pages are filled. None: by the semantics. 45 for AT_LEAST_ONCE, so that each row finds room for "
-        "its lease on its page: no index entry and a quarter of the WAL, for pages that are half empty; 90 for TRANSACTIONAL, "
+        "PostgreSQL: how full pages are filled. None: by the semantics. 45 for AT_LEAST_ONCE, so that a lease "
+        "fits on the page of its row: no index entry and a quarter of the WAL, for half-empty pages; 90 for TRANSACTIONAL, "
         "100 for AT_MOST_ONCE.",
         low=10,
         high=100,
@@ -41,7 +41,7 @@ OPTIONS: tuple[Option, ...] = (
         "autovacuum_threshold",
         int,
         1000,
-        "PostgreSQL: autovacuum starts after so many dead rows, whatever the size of the table.",
+        "PostgreSQL: autovacuum starts after this many dead rows, for any size of the table.",
         low=1,
         high=1_000_000_000,
     ),

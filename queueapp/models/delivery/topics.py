@@ -49,13 +49,13 @@ def _is_text(value: Any) -> bool:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("name", str, None, "What publishers and subscribers call the queue (AMPS' Name); None: the name of the class.",
+    Option("name", str, None, "Name of the queue for publishers and subscribers (AMPS' Name); None: the name of the class.",
            optional=True, accept=_is_topic),
     Option(
         "underlying_topic",
         str,
         None,
-        "The topic that the queue collects, or a regular expression that is sought in the names of topics (AMPS' "
+        "The topic that the queue collects, or a regular expression that is searched in the names of topics (AMPS' "
         "UnderlyingTopic); None: the queue's name.",
         optional=True,
         accept=_is_topic,
@@ -64,8 +64,8 @@ OPTIONS: tuple[Option, ...] = (
         "default_publish_target",
         str,
         None,
-        "The topic of what is published to the queue's name (AMPS' DefaultPublishTarget); needed when underlying_topic is a "
-        "regular expression, which must find it. None: the underlying topic.",
+        "Topic of messages that are published to the queue's name (AMPS' DefaultPublishTarget); required if underlying_topic "
+        "is a regular expression, which must match it. None: the underlying topic.",
         optional=True,
         accept=_is_topic,
     ),
@@ -73,8 +73,8 @@ OPTIONS: tuple[Option, ...] = (
         "message_type",
         str,
         "json",
-        "How bodies are written and how expressions read them (AMPS' MessageType): json, msgpack, binary, or what "
-        "register_codec added.",
+        "Codec of bodies, also for expressions (AMPS' MessageType): json, msgpack, binary, or one that register_codec "
+        "added.",
         accept=_is_text,
     ),
     Option("filter", str, None, "An expression: only messages that it matches enter the queue (AMPS' Filter); None: all.",
@@ -83,8 +83,8 @@ OPTIONS: tuple[Option, ...] = (
         "file_backed_metadata",
         FileBackedMetadata,
         None,
-        "AMPS' FileBackedMetadata, \"enabled\" or True. Accepted and without effect: what a queue knows of its messages is in "
-        "its table whatever this says, and outlives every restart.",
+        "AMPS' FileBackedMetadata, \"enabled\" or True. Accepted and without effect: the state of messages is in "
+        "the queue's table and survives every restart.",
         optional=True,
     ),
     Option("distribution", Distribution, Distribution.LOCAL,
