@@ -1,11 +1,11 @@
-"""Telling sleeping workers that a message was committed: NOTIFY, or Service Broker on SQL Server, after the commit,
+"""Notifies sleeping workers that a message was committed: NOTIFY, or Service Broker on SQL Server, after the commit,
 throttled.
 
-NOTIFY takes a cluster-wide lock at commit, so it never rides in the sender's transaction: that halved the throughput of
-four senders. A sender that sends now and then wakes each time; of one that sends all the time (every ``DENSE`` seconds
-or more often) further sends within the interval are covered by the worker, which looks again one interval after it ran
-dry. At 150 messages a second that is the difference between a median wait of 26 ms and one of 3. Polling stays the
-truth: a lost wake-up costs one peek delay.
+NOTIFY takes a cluster-wide lock at commit, so it is never part of the sender's transaction: that halved the throughput
+of four senders. A sender that sends now and then notifies each time. Of one that sends all the time (every ``DENSE``
+seconds or more often), further sends within the interval are covered by the worker, which peeks again one interval
+after it ran dry. At 150 messages a second that is the difference between a median wait of 26 ms and one of 3. Polling
+does not depend on it: a lost notification costs one peek delay.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ log = logging.getLogger("queueapp")
 CHANNEL = "queueapp"
 #: Payload that wakes the delayed dispatcher; queue labels hold a dot, so this is none.
 DELAYED = "delayed"
-#: Payload that wakes who fills queues from the journal.
+#: Payload that wakes the journal service.
 JOURNAL = "journal"
 
-#: Seconds between sends, on average, below which not each of them wakes somebody. The average follows within a few
-#: sends; a gap counts for ``_LONGEST`` at most, so that the first sends of a burst bring it down at once.
+#: Average seconds between sends below which not each of them notifies. The average follows within a few sends; a gap
+#: counts for ``_LONGEST`` at most, so that the first sends of a burst bring it down at once.
 DENSE = 0.002
 _LONGEST = 0.01
 _WEIGHT = 0.3
 
 
 class _Rhythm:
-    """How often one payload was sent lately by this process, and when a wake-up last went out."""
+    """How often this process has sent one payload lately, and when it last notified."""
 
-    __slots__ = ("average", "seen", "told")
+    __slots__ = ("average", "last_sent", "notified")
 
     def __init__(self) -> None:
-        self.average = self.seen = self.told = 0.0
+        self.average = self.last_sent = self.notified = 0.0
 
     def due(self, now: float, interval: float) -> bool:
-        """Count a send; whether a wake-up goes out for it."""
-        self.average += (min(now - self.seen, _LONGEST) - self.average) * _WEIGHT
-        self.seen = now
-        if self.average < DENSE and now - self.told < interval:
+        """Count a send; returns whether to notify."""
+        self.average += (min(now - self.last_sent, _LONGEST) - self.average) * _WEIGHT
+        self.last_sent = now
+        if self.average < DENSE and now - self.notified < interval:
             return False
-        self.told = now
+        self.notified = now
         return True
 
 
@@ -64,7 +64,7 @@ _lock = threading.Lock()
 
 
 def sent(queue: Any, connection: Any) -> None:
-    """Wake the workers of a queue once the connection's transaction has committed. In eager mode this thread is the
+    """Notify the workers of a queue once the connection's transaction has committed. In eager mode this thread is the
     worker."""
     sent_to(queue._meta.label, connection)
     if settings.EAGER:
@@ -72,22 +72,23 @@ def sent(queue: Any, connection: Any) -> None:
 
 
 def sent_to(label: str, connection: Any) -> None:
-    """The same for a queue that this process may not know."""
+    """The same for a queue that may be unknown to this process."""
     _after_commit(connection, label)
 
 
 def delayed(connection: Any) -> None:
-    """Wake the delayed dispatcher: a message was stored that may be due before it meant to look again."""
+    """Wake the delayed dispatcher: a message was stored that may be due before its next round."""
     _after_commit(connection, DELAYED)
 
 
 def journaled(connection: Any) -> None:
-    """Wake who fills queues from the journal: something was published that waits there for one."""
+    """Wake the journal service: something was published that a queue gets from the journal."""
     _after_commit(connection, JOURNAL)
 
 
 def prepare(connection: Any) -> str | None:
-    """Make what wake-ups need in a database, where it is missing and this user may; else why there are none, in words."""
+    """Create what notifications need in a database, where it is missing and this user may; returns why there are none,
+    or None."""
     try:
         backend_of(connection).notifications.prepare(connection)
     except (Error, NotificationsUnavailable) as error:
@@ -96,36 +97,36 @@ def prepare(connection: Any) -> str | None:
 
 
 def after_migrate(*, using: str, **_: Any) -> None:
-    """Whoever migrates a database makes what wake-ups need there: as a rule nobody else may. Without it queues are
-    polled."""
+    """After ``migrate``: create what notifications need, which as a rule only the user that migrates may do. Without it
+    queues are polled."""
     connection = connections[using]
     if not settings.NOTIFY or not router.allow_migrate_model(using, DelayedMessage):
         return
     try:
         why = prepare(connection)
     except UnsupportedServer:
-        return  # none of our tables is there
+        return  # a database without tables of this app
     if why is not None:
-        log.info("Database %r has no wake-ups, its queues are polled: %s", using, why)
+        log.info("Database %r has no notifications; its queues are polled: %s", using, why)
 
 
 def run_every_hook(connection: Any, first: Callable[[], None] | None = None) -> bool:
-    """Let each ``on_commit`` hook of the connection's transaction run after the commit, also behind one that raises,
-    which is logged; whether there are any. For a transaction of ours in which code of the user ran: once it has
-    committed, the message is ended, and there is nobody to whom the error could go; Django would drop the hooks behind
-    it, the user's and ours. ``first`` is called between the commit and the first of them."""
+    """Let every ``on_commit`` hook of the connection's transaction run after the commit, also after one that raises,
+    which is logged; returns whether there are any. For a transaction of the engine in which user code ran: once it has
+    committed, the message has ended and no caller is left for the error; Django would skip the remaining hooks, of the
+    project and of the engine. ``first`` is called between the commit and the first of them."""
     hooks = connection.run_on_commit
     if not hooks:
         return False
-    connection.run_on_commit = [(savepoints, _tamed(hook), True) for savepoints, hook, _ in hooks]
+    connection.run_on_commit = [(savepoints, _logged_hook(hook), True) for savepoints, hook, _ in hooks]
     if first is not None:
         connection.run_on_commit.insert(0, (set(), first, True))
     return True
 
 
-def _tamed(hook: Callable[[], Any]) -> Callable[[], None]:
-    """Django lets pass what is no ``Exception``: ``sys.exit()`` or a cancelled coroutine would end the worker's thread.
-    And it logs one that raises by its ``__qualname__``, which a ``functools.partial`` has not."""
+def _logged_hook(hook: Callable[[], Any]) -> Callable[[], None]:
+    """Django does not catch what is no ``Exception``: ``sys.exit()`` or a cancelled coroutine would end the worker's
+    thread. And it logs a hook that raises by its ``__qualname__``, which a ``functools.partial`` does not have."""
 
     def run() -> None:
         try:
@@ -147,8 +148,8 @@ def _after_commit(connection: Any, payload: str) -> None:
         return
     wake = _callback(connection.alias, payload)
     pending = connection.run_on_commit
-    # A transaction that sends a thousand messages wakes once, also in a thousand savepoints: what is still pending was
-    # told in savepoints that are open or released, so that whatever rolls it back takes this send with it.
+    # A transaction that sends a thousand messages notifies once, also in a thousand savepoints: a hook that is still
+    # pending belongs to savepoints that are open or released, so whatever rolls it back rolls back this send.
     if not (pending and pending[-1][1] is wake):
         connection.on_commit(wake, robust=True)
 
@@ -174,5 +175,5 @@ def _notify(alias: str, payload: str, connection: Any = None) -> None:
     try:
         backend_of(connection).notifications.notify(connection, CHANNEL, payload)
     except Error as error:
-        # The message is stored by now: a sender that got an error here would send it a second time.
-        log.info("A wake-up for %s was lost, polling finds the message: %s", payload, error)
+        # The message is stored: a sender that got an error here would send it a second time.
+        log.info("A notification for %s was lost; polling finds the message: %s", payload, error)

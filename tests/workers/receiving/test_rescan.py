@@ -24,7 +24,7 @@ from tests.queueapp.sql.server import outgoing
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
 from tests.workers.receiving.test_pump import Start, idle_pump
-from tests.workers.services.upkeep import another
+from tests.workers.services.slow_handler import another
 from workers.receiving.claim_tracker import ClaimTracker
 from workers.receiving.pump import QueuePump
 

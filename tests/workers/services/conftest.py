@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, patience
 from tests.testapp.models import Leased, Urgent
-from tests.workers.services.upkeep import Slow
+from tests.workers.services.slow_handler import Slow
 from workers.services import lease_renewer
 
 

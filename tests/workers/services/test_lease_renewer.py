@@ -16,7 +16,7 @@ from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
 from tests.workers.receiving.single_receiver import SingleReceiver
-from tests.workers.services.upkeep import Slow, expiry, locked, locked_table, seqs_of
+from tests.workers.services.slow_handler import Slow, expiry, locked, locked_table, seqs_of
 from workers.services import lease_renewer
 from workers.services.lease_renewer import LeaseRenewer
 

@@ -14,7 +14,7 @@ from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.kill_session import kill_all_others
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
-from tests.workers.services.upkeep import expiry, locked, locked_table, seqs_of
+from tests.workers.services.slow_handler import expiry, locked, locked_table, seqs_of
 from workers.services.lease_renewer import LeaseRenewer
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
