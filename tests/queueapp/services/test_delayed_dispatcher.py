@@ -22,7 +22,7 @@ from queueapp.sql import backend_of
 from tests.databases import statements_of
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
-from tests.workers.services.upkeep import another
+from tests.workers.services.slow_handler import another
 
 pytestmark = real_commits
 Start = Callable[[], DelayedDispatcher]
