@@ -265,7 +265,7 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
     assert Leased.objects.count() == 1
     Leased.objects.update(headers='{"type": "tests.Strange"}')
     with acting_as("inspector", "operator"):
-        assert move_messages.bury_type(Leased, "tests.Strange") == 1
+        assert move_messages.move_type_to_poison(Leased, "tests.Strange") == 1
     assert not Leased.objects.exists()
 
 
