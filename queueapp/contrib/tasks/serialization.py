@@ -13,7 +13,8 @@ from django.utils.dateparse import parse_datetime
 from ... import messages
 from ...errors import UndecodableMessage
 from ...failures.history import clean
-from ...messages.bodies import read_stored
+from ...messages.bodies import decode_body
+from ...messages.body_filters import is_wrapped, opened
 from ...messages.headers import read_kind
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME
 
@@ -62,7 +63,12 @@ def stored_arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a message as it is stored: compressed, encrypted or in another codec than JSON. Raises
     UndecodableMessage, ErasedMessage and KeyMissing."""
-    return _checked(read_stored(body, read_kind(headers), Any, headers, identity, alias))
+    content_type = read_kind(headers).content_type
+    if is_wrapped(content_type):
+        body, content_type = opened(body, content_type, messages.decode_headers(headers), identity, alias)
+    if content_type in ("", messages.JSON):
+        return arguments_of(body)  # as a worker reads them: lone surrogates are accepted
+    return _checked(decode_body(body, content_type))
 
 
 class TaskHeaders:
