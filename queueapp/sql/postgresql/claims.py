@@ -365,7 +365,7 @@ class Priority64Claims(PostgresqlClaims):
         return f"{within_index} AND ({keys}) >= ({low}) AND ({keys}) <= ({high})", keys
 
     def range_params(self, ranges: Sequence[SeqRange], limit: int) -> tuple[Any, ...]:
-        lows, highs = [split_order_key(one.low) for one in ranges], [split_order_key(one.high) for one in ranges]
+        lows, highs = [split_order_key(only.low) for only in ranges], [split_order_key(only.high) for only in ranges]
         ends = (
             [rank for rank, _ in lows],
             [seq for _, seq in lows],

@@ -34,8 +34,8 @@ _TYPES = {
     "cancels": "integer",
     "failures": "text",
 }
-_TYPES |= {one.name: TYPES[one.kind] for one in BY_NAME.values()}
-_TYPES_PRIORITY64 = _TYPES | {one.name: TYPES[kind_of(one, priority64=True)] for one in BY_NAME.values()}
+_TYPES |= {column.name: TYPES[column.kind] for column in BY_NAME.values()}
+_TYPES_PRIORITY64 = _TYPES | {column.name: TYPES[kind_of(column, priority64=True)] for column in BY_NAME.values()}
 
 # JSON of the rows of a SELECT
 _INTEGERS = {20, 21, 23, 26}
@@ -189,7 +189,7 @@ class PostgresqlInserts(Statements, Inserts):
         # Index: none; no row is read.
         with connection.wrap_database_errors:
             cursor.execute(f"SELECT * FROM ({source.sql}) AS s LIMIT 0", tuple(source.params))
-            described = [(one.name, one.type_code) for one in cursor.description or ()]
+            described = [(found.name, found.type_code) for found in cursor.description or ()]
         if source.names is None:
             return described
         return [(name, type_) for name, (_, type_) in zip(source.names, described, strict=True)]

@@ -127,18 +127,18 @@ class PostgresqlJournalSql(JournalSql):
 
     def append(self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]) -> list[int]:
         said = [
-            (place, one)
-            for place, one in enumerate(SENT)
+            (place, column)
+            for place, column in enumerate(SENT)
             if any(message[3 + place] != NO_OPTIONS[place] for message in messages)
         ]
         columns = ", ".join(
-            ["txid", "topic", "queues", "message_id", "headers", "body", *(one.name for _, one in said)]
+            ["txid", "topic", "queues", "message_id", "headers", "body", *(column.name for _, column in said)]
         )
         later = "clock_timestamp() + {} * interval '1 ms'"
         # No index is read; safe: the caller's transaction, whose number orders its entries. Expiry by the database's
         # clock.
         if len(messages) == 1:
-            values = [later.format("%s") if one.kind is Kind.TIME else "%s" for _, one in said]
+            values = [later.format("%s") if column.kind is Kind.TIME else "%s" for _, column in said]
             sql = (
                 f"INSERT INTO {self._t} ({columns}) VALUES "
                 f"({', '.join([_NUMBER, '%s', '%s', '%s', '%s', '%s', *values])}) "
@@ -147,16 +147,18 @@ class PostgresqlJournalSql(JournalSql):
             (message,) = messages
             params = [topic, queues[0], *message[:3], *(message[3 + place] for place, _ in said)]
             return [row[0] for row in fetch(connection, sql, params)]
-        names = ["queues", "id", "headers", "body", *(one.name for _, one in said)]
+        names = ["queues", "id", "headers", "body", *(column.name for _, column in said)]
         types = [
             "text",
             "uuid",
             "text",
             "bytea",
-            *("bigint" if one.kind is Kind.TIME else TYPES[one.kind] for _, one in said),
+            *("bigint" if column.kind is Kind.TIME else TYPES[column.kind] for _, column in said),
         ]
         values = ["u.queues", "u.id", "u.headers", "u.body"]
-        values += [later.format(f"u.{one.name}") if one.kind is Kind.TIME else f"u.{one.name}" for _, one in said]
+        values += [
+            later.format(f"u.{column.name}") if column.kind is Kind.TIME else f"u.{column.name}" for _, column in said
+        ]
         sql = (
             f"INSERT INTO {self._t} ({columns}) SELECT {_NUMBER}, %s, {', '.join(values)} "
             f"FROM unnest({', '.join(f'%s::{kind}[]' for kind in types)}) WITH ORDINALITY AS u({', '.join(names)}, "
@@ -363,7 +365,7 @@ class PostgresqlJournalSql(JournalSql):
         parts, params = [], list[Any]()
         for table, column, where in places:
             name = quote(column)
-            conditions = "".join(f" AND {quote(one)} = %s" for one in where)
+            conditions = "".join(f" AND {quote(name)} = %s" for name in where)
             parts.append(f"SELECT {name} FROM {quote_table(table)} WHERE {name} = ANY(%s){conditions}")
             params += [list(ids), *where.values()]
         return {bytes(row[0]) for row in fetch(connection, " UNION ALL ".join(parts), params)}

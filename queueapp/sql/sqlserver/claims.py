@@ -337,7 +337,7 @@ class Priority64Claims(SqlServerClaims):
         return f"{row}.{self._c['priority']} DESC, {row}.{self._c['seq']}"
 
     def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:
-        keys = [split_order_key(one.low)[1] for one in ahead if _is_single(one)]
+        keys = [split_order_key(item.low)[1] for item in ahead if _is_single(item)]
         found: list[int] = []
         if keys:
             # Index: the primary key, one seek a key (KEYS). Safe: LOOKING.
@@ -346,7 +346,7 @@ class Priority64Claims(SqlServerClaims):
                 f"{self.free()}"
             )
             found += [seq for (seq,) in fetch(connection, sql, (json_of(keys[:limit]),))]
-        for only in (one for one in ahead if not _is_single(one)):
+        for only in (item for item in ahead if not _is_single(item)):
             for part in index_ranges_of(only):
                 if len(found) < limit:
                     # Index: the claim index, by hint: a part of it. Safe: LOOKING.
@@ -419,10 +419,10 @@ class Priority64Claims(SqlServerClaims):
         self, connection: Any, claim: Any, values: tuple[Any, ...], ranges: Sequence[SeqRange], limit: int
     ) -> list[Claimed]:
         rows: list[Any] = []
-        keys = [split_order_key(one.low)[1] for one in ranges if _is_single(one)][:limit]
+        keys = [split_order_key(item.low)[1] for item in ranges if _is_single(item)][:limit]
         if keys:
             rows += fetch(connection, claim.by_key, (*values, json_of(keys)))
-        for only in (one for one in ranges if not _is_single(one)):
+        for only in (item for item in ranges if not _is_single(item)):
             for part in index_ranges_of(only):
                 if len(rows) < limit:
                     sql = claim.between if part.between else claim.of_one
@@ -434,7 +434,7 @@ class Priority64Claims(SqlServerClaims):
         names = self.table.claimed
         returned = Returned(self._c, [name for name in names if name not in left_out])
         found: list[Any] = []
-        keys = [split_order_key(one.low)[1] for one in ranges if _is_single(one)][: min(limit, MAX_BATCH)]
+        keys = [split_order_key(item.low)[1] for item in ranges if _is_single(item)][: min(limit, MAX_BATCH)]
         if keys:
             # Index and safety: as a claim by key, whose rows these are.
             sql = (
@@ -442,7 +442,7 @@ class Priority64Claims(SqlServerClaims):
                 f"WHERE {self.free()}"
             )
             found += fetch(connection, sql, (json_of(keys),))
-        for only in (one for one in ranges if not _is_single(one)):
+        for only in (item for item in ranges if not _is_single(item)):
             for part in index_ranges_of(only):
                 if len(found) < min(limit, MAX_BATCH):
                     # Index and safety: as a claim, whose rows these are.

@@ -76,9 +76,9 @@ class SqlServerJournalSql(JournalSql):
         }
         if message.body is not None:
             values["body"] = "%s", (message.body,)
-        for place, one in enumerate(SENT):
+        for place, column in enumerate(SENT):
             if message[3 + place] != NO_OPTIONS[place]:
-                values[one.name] = given(one, message[3 + place])
+                values[column.name] = given(column, message[3 + place])
         # Index: none is read. Safe: one row in the caller's transaction; expiry by the database's clock.
         sql = (
             f"INSERT INTO {self._t} ({', '.join(f'[{name}]' for name in values)}) OUTPUT inserted.[seq] "
@@ -90,8 +90,8 @@ class SqlServerJournalSql(JournalSql):
         self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]
     ) -> list[int]:
         said = [
-            (place, one)
-            for place, one in enumerate(SENT)
+            (place, column)
+            for place, column in enumerate(SENT)
             if any(message[3 + place] != NO_OPTIONS[place] for message in messages)
         ]
         fields = [
@@ -103,12 +103,12 @@ class SqlServerJournalSql(JournalSql):
         ]
         columns = ["[topic]", "[message_id]", "[headers]", "[body]", "[queues]"]
         values = ["%s", "r.[id]", "r.[headers]", "CONVERT(varbinary(max), r.[body], 2)", "r.[queues]"]
-        for n, (_, one) in enumerate(said):
-            value = f"r.[{one.name}]"
-            if one.kind is Kind.TIME:
+        for n, (_, column) in enumerate(said):
+            value = f"r.[{column.name}]"
+            if column.kind is Kind.TIME:
                 value = f"DATEADD(millisecond, {value} %% 86400000, DATEADD(day, {value} / 86400000, SYSUTCDATETIME()))"
-            fields.append(f"[{one.name}] {'bigint' if one.kind is Kind.TIME else type_of(one)} '$[{n + 5}]'")
-            columns.append(f"[{one.name}]")
+            fields.append(f"[{column.name}] {'bigint' if column.kind is Kind.TIME else type_of(column)} '$[{n + 5}]'")
+            columns.append(f"[{column.name}]")
             values.append(value)
         # Index: none is read. Safe: the caller's transaction; identity numbers, and the row versions with them, follow
         # the ORDER BY.
@@ -307,13 +307,13 @@ class SqlServerJournalSql(JournalSql):
         # claimed, which may be released.
         parts, params = [], list[Any]()
         for table, column, where in places:
-            conditions = "".join(f" AND q.{quote(one)} = %s" for one in where)
+            conditions = "".join(f" AND q.{quote(name)} = %s" for name in where)
             parts.append(
                 f"SELECT q.{quote(column)} FROM {quote_table(table)} AS q "
                 f"INNER JOIN OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS k ON q.{quote(column)} = "
                 f"k.[id]{conditions}"
             )
-            params += [json_of([str(one) for one in ids]), *where.values()]
+            params += [json_of([str(key) for key in ids]), *where.values()]
         return {guid(row[0]) for row in fetch(connection, " UNION ALL ".join(parts), params)}
 
 

@@ -70,10 +70,10 @@ def _text_array(values: Sequence[Any]) -> bytes:
 def pack_params(params: Sequence[Any]) -> list[bytes]:
     """Pack the parameters of a claim: UUIDs, integers, and lists as text arrays."""
     return [
-        one.bytes if isinstance(one, uuid.UUID)
-        else _text_array(one) if isinstance(one, list)
-        else int(one).to_bytes(8, "big", signed=True)
-        for one in params
+        value.bytes if isinstance(value, uuid.UUID)
+        else _text_array(value) if isinstance(value, list)
+        else int(value).to_bytes(8, "big", signed=True)
+        for value in params
     ]  # fmt: skip
 
 
@@ -297,7 +297,7 @@ class LockedQuery(OpeningQuery):
 
 
 def _failed_or_last(results: Sequence[PGresult]) -> PGresult:
-    return next((one for one in results if one.status == ExecStatus.FATAL_ERROR), results[-1])
+    return next((result for result in results if result.status == ExecStatus.FATAL_ERROR), results[-1])
 
 
 def can_open_transaction(connection: Any) -> bool:
