@@ -98,7 +98,7 @@ TEMPLATES = [
 ]
 
 DATABASES = databases(os.environ.get("DATABASE_URL"))
-# Celery does the periodic housekeeping of the demo, with no other broker.
+# Celery does the periodic maintenance of the demo, with no other broker.
 CELERY_BROKER_URL = CELERY_RESULT_BACKEND = "queueapp://"
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

@@ -1,4 +1,4 @@
-"""The demo's periodic housekeeping: what is old is trimmed, by Celery. Its times are in the settings."""
+"""The demo's periodic maintenance: what is old is trimmed, by Celery. Its times are in the settings."""
 
 from __future__ import annotations
 

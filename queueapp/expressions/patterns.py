@@ -1,7 +1,7 @@
 """Regular expressions of LIKE: searched anywhere in a text, case-sensitive, by RE2.
 
 ``google-re2`` (Google's own binding; the last release, of November 2025, has wheels for every Python that we support) and
-not ``re``, because patterns come from subscribers and bodies from anybody: RE2 takes time in proportion to the text,
+not ``re``, because patterns come from subscribers and bodies from untrusted senders: RE2 takes time in proportion to the text,
 whatever the pattern, and a program of bounded size. With ``re`` a dozen characters suffice to hang a process, and refusing
 nested quantifiers does not cure that: ``.*.*.*.*x`` has none. What RE2 has not, back-references and look-around, is refused
 by it when the expression is compiled.

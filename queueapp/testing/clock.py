@@ -1,7 +1,7 @@
 """A clock for tests. Times are the database's, which no test can set; so what is stored grows older instead.
 
 All times of queues, delayed messages, poison messages and subscribers that are in a test database go back by so much, which
-is what they would be seen as so much later: what is delayed becomes due, leases lapse, messages expire. The journal's do
+is what they would be seen as so much later: what is delayed becomes due, leases expire, messages expire. The journal's do
 not: its tables are cut by the day.
 """
 
@@ -46,5 +46,5 @@ def _shift(model: Any, alias: str, period: timedelta) -> None:
     rows = model._default_manager.using(alias).order_by()
     for field in model._meta.concrete_fields:
         if isinstance(field, models.DateTimeField):
-            # What is for ever stays so: a lease that never lapses, a message that is held until it is evaluated.
+            # Unlimited times stay: a lease without an end, a message that waits for evaluation.
             rows.filter(**{f"{field.name}__lt": LAST_END}).update(**{field.name: F(field.name) - period})

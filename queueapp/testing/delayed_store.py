@@ -211,7 +211,7 @@ class DelayedStoreConformance:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    def test_what_was_removed_is_gone_and_that_is_told(self) -> None:
+    def test_a_removed_message_is_gone_and_remove_returns_whether_it_was_there(self) -> None:
         self.store.store(self.message())
         with transaction.atomic(using=self.alias):
             fetched = self.store.fetch_next_due(timezone.now())

@@ -191,7 +191,7 @@ def test_a_body_is_saved_and_not_opened(browse: Browse, tmp_path: Path) -> None:
     def save(page: Page) -> tuple[str, bytes]:
         page.goto(f"/admin/testapp/leased/{seq}/change/")
         with page.expect_download() as started:
-            page.get_by_role("link", name="Download it as it is stored").click()
+            page.get_by_role("link", name="Download the stored body").click()
         started.value.save_as(tmp_path / "body")
         return started.value.suggested_filename, (tmp_path / "body").read_bytes()
 

@@ -1,4 +1,4 @@
-"""The demo's housekeeping, as the site has it every hour: a task of Celery's, on no other broker than the database."""
+"""The demo's maintenance, as the site has it every hour: a task of Celery's, on no other broker than the database."""
 
 from __future__ import annotations
 

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import django
 import msgspec
+from django.apps import apps
+from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -32,6 +37,7 @@ from ...sql.message_columns import SENT, Kind
 from ...sql.spark import STAGED
 from .errors import InvalidDataFrame, listed
 from .targets import QueueTarget
+from .typed import describe
 
 _HEADERS = MapType(StringType(), StringType())
 
@@ -64,6 +70,8 @@ class Plan:
     staged: tuple[str, ...]
     headers: str | None = None
     message_type: str | None = None
+    #: (schema of the class, its fields' names in JSON); None: executors import the class.
+    message_schema: tuple[Any, dict[str, str]] | None = None
     priorities: int = 1
     foreign: bool = False
     entering: Mapping[str, Any] | None = None
@@ -164,6 +172,7 @@ def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> P
         staged,
         headers,
         message_type,
+        None if (schema_ := describe(cls)) is None else (schema_, {name: wire for name, (wire, _) in fields.items()}),
         target.priorities,
         target.foreign,
         target.entering,
@@ -175,12 +184,23 @@ def load_message_type(name: str) -> type:
     module_name, _, class_name = name.rpartition(".")
     option = 'format("queue") option message_type'
     try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidOption(option, name, f"importable on driver and executors ({error})") from error
+        cls = getattr(_import(module_name), class_name)
+    except (ImportError, AttributeError, ValueError, ImproperlyConfigured, AppRegistryNotReady) as error:
+        raise InvalidOption(option, name, f"importable ({error})") from error
     if not isinstance(cls, type) or not messages.is_typed(cls):
         raise InvalidOption(option, name, "a msgspec.Struct or a dataclass")
     return cls
+
+
+def _import(name: str) -> ModuleType:
+    """The module. One that imports models needs Django, which is not set up in the process in which Spark asks for a writer."""
+    try:
+        return importlib.import_module(name)
+    except (ImproperlyConfigured, AppRegistryNotReady):
+        if apps.ready or not os.environ.get("DJANGO_SETTINGS_MODULE"):
+            raise
+        django.setup()
+        return importlib.import_module(name)
 
 
 def message_fields(cls: Any) -> dict[str, tuple[str, bool]]:

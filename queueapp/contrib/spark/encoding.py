@@ -27,6 +27,7 @@ from ...sql.message_columns import BY_NAME, SENT, Kind, kind_of
 from ...sql.spark import STAGED
 from .columns import Plan, load_message_type, message_fields
 from .errors import InvalidDataFrame, SparkSinkError
+from .typed import rebuild
 
 _KINDS = {
     Kind.TEXT: pa.string(),
@@ -86,7 +87,10 @@ class RowEncoder:
         self._ids = IdSource()
         self._kinds = ARROW_TYPES | {"priority": _KINDS[kind_of(BY_NAME["priority"], priority64=plan.ranked)]}
         self.schema = pa.schema([(name, self._kinds[name]) for name in plan.staged])
-        if plan.message_type is not None:
+        if plan.message_schema is not None:
+            schema, self._names = plan.message_schema
+            self._class = rebuild(schema)
+        elif plan.message_type is not None:
             self._class = load_message_type(plan.message_type)
             self._names = {name: wire for name, (wire, _) in message_fields(self._class).items()}
         self._entering = None if plan.entering is None else rules_of(plan)

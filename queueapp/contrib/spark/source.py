@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from typing import Any, ClassVar
 
@@ -50,6 +51,8 @@ class QueueDataSource(DataSource):
             raise InvalidOption('format("queue") mode', "overwrite", "append: a queue is not replaced by a write")
         options = read_options(self.options)
         snapshot = self.snapshot or snapshot_of_settings()
+        if snapshot.settings_module:
+            os.environ.setdefault("DJANGO_SETTINGS_MODULE", snapshot.settings_module)
         target = snapshot.find(options["queue"])
         return make_sink(snapshot, target, make_plan(target, schema, options["message_type"]), options), options
 

@@ -58,6 +58,8 @@ class Snapshot:
     databases: Mapping[str, Database]
     ledger: LedgerTable
     wake_channel: str | None
+    #: Where Django's settings are, for a message class in a module that imports models.
+    settings_module: str | None = None
 
     def find(self, name: str) -> QueueTarget:
         """The queue with this label, case-insensitively, or with this table. Raises QueueNotFound."""
@@ -102,6 +104,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
         databases={alias: _database(connections[alias]) for alias in {target.database for target in targets}},
         ledger=LedgerTable.of(SparkCommit),
         wake_channel=notifier.CHANNEL if settings.NOTIFY else None,
+        settings_module=os.environ.get("DJANGO_SETTINGS_MODULE"),
     )
 
 

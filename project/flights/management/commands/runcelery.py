@@ -1,4 +1,4 @@
-"""``manage.py runcelery``: Celery's worker for the site's housekeeping, or the clock that sends it."""
+"""``manage.py runcelery``: Celery's worker for the site's maintenance, or the clock that sends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from project.celery import app
 class Command(BaseCommand):
     """Run one of Celery's processes until it gets a signal."""
 
-    help = "Run Celery's worker for the periodic housekeeping of the site, or its clock (beat)."
+    help = "Run Celery's worker for the periodic maintenance of the site, or its clock (beat)."
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -60,7 +60,7 @@ class Command(BaseCommand):
         log.unlink(missing_ok=True)
         web = ChildProcess("runserver", "--noreload", f"{HOST}:{port}", log=log)
         workers = ChildProcess("runqueueworker", "--processes", str(options["processes"]))
-        housekeeping = [
+        maintenance = [
             ChildProcess("runcelery", role, log=folder / f"celery-{role}.log") for role in ("worker", "beat")
         ]
         address = f"http://localhost:{port}/"
@@ -68,7 +68,7 @@ class Command(BaseCommand):
             try:
                 web.start()
                 workers.start()
-                for each in housekeeping:
+                for each in maintenance:
                     each.start()
                 _wait_until_served(web, port)
                 password = f"password {user.password}" if user.password else "with the password you gave it"
@@ -76,15 +76,15 @@ class Command(BaseCommand):
                     f"\n  Site    {address}\n  Admin   {address}admin/   user {user.name}, {password}\n"
                     f"  Requests are logged in {log}. Ctrl-C stops everything.\n\n"
                 )
-                self._watch(web, workers, *housekeeping)
+                self._watch(web, workers, *maintenance)
             except KeyboardInterrupt:
                 self.stdout.write("\nStopping ...")
             finally:
                 # The workers last: a page that is being served may still want to send them something.
                 web.stop(_STOP_WEB_SECONDS)
-                for each in housekeeping:
+                for each in maintenance:
                     each.ask_to_stop()
-                for each in housekeeping:
+                for each in maintenance:
                     each.stop(_STOP_WORKERS_SECONDS)
                 workers.stop(_STOP_WORKERS_SECONDS)
         self.stdout.write("Stopped.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -295,3 +296,25 @@ def test_a_missing_queue_table_is_told_before_any_task_starts(client: Postgresql
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE testapp_hidden RENAME TO testapp_leased")
+
+
+def test_threads_of_the_driver_with_one_publish_id_publish_once(
+    spark: SparkSession, publish: Callable[..., None]
+) -> None:
+    def write() -> None:
+        # Makes the session that knows the source the thread's active one; otherwise Spark says DATA_SOURCE_NOT_FOUND.
+        frame = spark.createDataFrame([(f"m{number}",) for number in range(20)], "body string").coalesce(2)
+        publish(frame, publish_id="once for all threads")
+
+    with ThreadPoolExecutor(4) as threads:
+        for written in [threads.submit(write) for _ in range(4)]:
+            written.result()
+    assert Leased.objects.count() == 20
+
+
+def test_a_message_type_beside_models_needs_no_django_on_executors(
+    spark: SparkSession, publish: Callable[..., None]
+) -> None:
+    frame = spark.createDataFrame([(1, "a")], "number int, name string")
+    publish(frame, message_type="tests.queueapp.contrib.spark.beside_models.Renamed")
+    assert Leased.objects.get().body == b'{"number":1,"name":"a"}'
