@@ -358,7 +358,7 @@ class DelayedStoreConformance:
         assert self.store.count("shop.Orders", 2) == 2
         assert self.store.count("shop.Nothing", 10) == 0
 
-    def test_messages_for_a_destination_are_let_go_to_another(self) -> None:
+    def test_messages_for_a_destination_are_readdressed_to_another(self) -> None:
         if not self._has("readdress", "shop.Orders", "shop.Mails", 10):
             return
         stored = [self.message(due=timezone.now() - n * _HOUR) for n in (3, 2, 1)]
