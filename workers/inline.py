@@ -1,12 +1,13 @@
-"""One message in the calling thread, by the receive task of its queue's semantics: eager mode and ``queueapp.testing``.
+"""Handles one message in the calling thread, by the receiver of its queue's semantics: for eager mode and
+``queueapp.testing``.
 
-Claims, judging, recording and ending are a worker's. What differs is what a thread has that is not a worker's own:
+Claims, failures and endings are those of a worker. The differences follow from the thread, which is not a worker's own:
 
-* it is perhaps in a transaction (a test's, or that of whoever sends eagerly), which is neither committed nor closed here. What
-  a worker does in a transaction of its own is done in a savepoint, a handler that would run in autocommit as well, and
-  what it meant to do after its commit is done when its message is ended;
-* nobody waits: no throttle, no breaker. A database error goes to the caller;
-* each call looks from the beginning, since a test may have put anything anywhere.
+* it may be in a transaction (of a test, or of an eager sender), which is neither committed nor closed here. What a
+  worker does in a transaction of its own is done in a savepoint, also for a handler that would run in autocommit; what
+  would follow its commit is done when its message has ended;
+* there is no throttle and no breaker: a database error goes to the caller;
+* each call scans from the beginning, since a test may have inserted rows anywhere.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _FEW = 3_000
 
 
 class TransactionGone(QueueError):
-    """A handler ended the transaction that it was called in, which was not its own: a test's, or its sender's."""
+    """A handler ended the transaction in which it was called: that of a test, or of its sender."""
 
 
 def handle_next(queue: Any, alias: str) -> list[Outcome]:
@@ -74,7 +75,7 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
         around.enter_context(_bound(task))
         around.enter_context(_subscribed(state))
         around.enter_context(_watched(task, handlers))
-        around.enter_context(_told(task))
+        around.enter_context(_verdicts_of(task))
         return _first_outcomes(task)
 
 
@@ -89,7 +90,7 @@ def _first_outcomes(task: Any) -> list[Outcome]:
         if not task.happened:
             got = task.receive(1)
         task.run_hooks()
-        # What makes the copies of a message that names no recipient is nobody's consumer.
+        # The engine's own step that copies a message without a recipient is no consumer of the project.
         if found := [outcome for outcome in task.happened if not outcome.consumer.startswith("queueapp.")]:
             return found
         task.happened.clear()
@@ -126,8 +127,8 @@ class _InlineHealth(QueueHealth):
 
 
 class _BorrowedConnectionGuard(ConnectionGuard):
-    """In a transaction that is somebody else's: what it is handed out with is looked at as ever, but only on the own alias. On
-    others the transaction that is open is not the handler's either."""
+    """Inside a transaction of the caller: only the own alias is checked. On other aliases the open transaction is the
+    caller's as well."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
@@ -142,7 +143,8 @@ class _Inline(Receiver):
 
     def __init__(self, state: QueueState, slot: None) -> None:
         super().__init__(state, slot)
-        #: The connections of this thread whose transaction is not its own: the hooks of those that sent wait elsewhere meanwhile.
+        #: The connections of this thread whose transaction is not its own: the hooks of those that sent wait elsewhere
+        #: meanwhile.
         self.borrowed: list[Any] = [
             one for one in connections.all(initialized_only=True) if one.in_atomic_block and one.connection
         ]
@@ -166,7 +168,7 @@ class _Inline(Receiver):
         else:
             outcome = self._call_as_in_autocommit(claimed, leased)
         if self.nested and self.session_lost:
-            raise TransactionGone(f"{outcome} It was called in a transaction of somebody else's, which is gone.")
+            raise TransactionGone(f"{outcome} It was called in a transaction of its caller, which has ended.")
         if outcome is not False:
             self.happened.append(self._outcome(claimed, outcome))
         return outcome
@@ -191,7 +193,8 @@ class _Inline(Receiver):
         return outcome
 
     def run_hooks(self) -> None:
-        """What is to be done after a commit, when that is as good as done: in a transaction of somebody else's nobody would."""
+        """Run the hooks that wait for a commit as if it had happened: the transaction is the caller's, who may never
+        commit it."""
         for connection in self.borrowed:
             hooks, connection.run_on_commit = connection.run_on_commit, []
             for _, hook, robust in hooks:
@@ -315,18 +318,18 @@ def _watched(task: Any, handlers: HandlerTable) -> Iterator[None]:
 
 
 @contextmanager
-def _told(task: Any) -> Iterator[None]:
-    """Each verdict is told as a signal; those of this thread are the task's."""
+def _verdicts_of(task: Any) -> Iterator[None]:
+    """Record the verdicts of this thread, which are sent as signals."""
 
     def decided(*, failure: Any, verdict: Any, **_: Any) -> None:
         if threading.get_ident() == task.thread_id:
             task.decided(failure, verdict)
 
-    told = (signals.retry, signals.delayed_retry, signals.poisoned, signals.discarded)
-    for signal in told:
+    verdicts = (signals.retry, signals.delayed_retry, signals.poisoned, signals.discarded)
+    for signal in verdicts:
         signal.connect(decided, weak=False)
     try:
         yield
     finally:
-        for signal in told:
+        for signal in verdicts:
             signal.disconnect(decided)

@@ -3,8 +3,8 @@
     accepted --request head complete--> answered (in a thread; ``immediate`` pages in the loop) --> closed
        +-------REQUEST_TIMEOUT, or one of more than MAX_IDLE unfinished connections------------> closed
 
-One thread accepts and reads all connections without blocking. A connection takes a thread only when its request is complete, so
-idle and slow clients cannot keep a probe waiting.
+One thread accepts and reads all connections without blocking. A connection takes a thread only when its request is
+complete, so idle and slow clients cannot keep a probe waiting.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("queueapp.workers")
 DEFAULT_HOST = "127.0.0.1"
 #: Seconds that a client may take for its request, and for reading the answer.
 REQUEST_TIMEOUT = 10.0
-#: Requests answered at once, and connections without a complete request; beyond that the oldest is closed. A process may have 1,024
-#: open files by default.
+#: Requests answered at once, and connections without a complete request; beyond that the oldest is closed. A process
+#: may have 1,024 open files by default.
 MAX_REQUESTS, MAX_IDLE = 16, 128
 #: Bytes of a request head.
 MAX_HEAD = 16 * 1024
@@ -64,7 +64,8 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Endpoint:
-    """The listening socket, bound in the constructor, so that a used port is an error before any process starts. Raises OSError."""
+    """The listening socket, bound in the constructor, so that a used port is an error before any process starts. Raises
+    OSError."""
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -86,8 +87,8 @@ class Endpoint:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def start(self, pages: Mapping[str, Page], immediate: Collection[str] = ()) -> None:
-        """Answer from now on. ``immediate``: paths of pages that never block; they are answered even while MAX_REQUESTS other
-        requests are."""
+        """Answer from now on. ``immediate``: paths of pages that never block; they are answered even while MAX_REQUESTS
+        other requests are."""
         self._loop = _Loop(self._listener, pages, immediate)
         self._loop.start()
 

@@ -173,7 +173,7 @@ class Predecessor(Child):
         self.slots, self.process = child.slots, child.process
         self.kill_reason, self.started_at, self.restart_at, self.crash = "", child.started_at, 0.0, None
         self.predecessor = None
-        #: It was told that its replacement runs, or to stop.
+        #: It was signalled that its replacement runs, or to stop.
         self.is_retired = self.is_stopped = False
 
 
