@@ -62,7 +62,7 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
         environ={"CRASH_ATTEMPTS": "2"},
     )
     wait_until(
-        lambda: "housekeeping" in str(scene.execute("SELECT role FROM queueapp_leader")), "a housekeeper is elected"
+        lambda: "maintenance" in str(scene.execute("SELECT role FROM queueapp_leader")), "a leader of maintenance is elected"
     )
     tree.keep_running()
 
@@ -81,8 +81,8 @@ def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_
     killer = AtMostOnce.send(_act("killer", die="SIGKILL"), headers={"trace": "t-4711"})
     tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher", "--no-maintenance")
 
-    wait_until(lambda: "is gone" in tree.log_text(), "the loss is reported")
-    report = next(line for line in tree.log_text().splitlines() if "is gone" in line)
+    wait_until(lambda: "message is lost" in tree.log_text(), "the loss is reported")
+    report = next(line for line in tree.log_text().splitlines() if "message is lost" in line)
     assert str(killer) in report
     assert "t-4711" in report
     assert "SIGKILL" in report
