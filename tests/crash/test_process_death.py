@@ -62,7 +62,8 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
         environ={"CRASH_ATTEMPTS": "2"},
     )
     wait_until(
-        lambda: "maintenance" in str(scene.execute("SELECT role FROM queueapp_leader")), "a leader of maintenance is elected"
+        lambda: "maintenance" in str(scene.execute("SELECT role FROM queueapp_leader")),
+        "a leader of maintenance is elected",
     )
     tree.keep_running()
 
