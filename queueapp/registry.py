@@ -46,7 +46,7 @@ class Queues:
         raise QueueNotFound(name, self._by_label)
 
     def is_foreign(self, table: str) -> bool:
-        """Whether somebody else makes this table of a queue: no migration of ours does."""
+        """Whether this is the table of a foreign queue, which no migration of ours creates."""
         return any(queue._meta.db_table == table and not queue._meta.managed for queue in self)
 
     def find_by_address(self, address: str) -> Any:

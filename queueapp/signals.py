@@ -34,7 +34,7 @@ expired = Signal()
 
 alerted = Signal()  #: ``alert``, an ``alerts.channels.Notification``, was raised, or is over (``alert.resolved``)
 
-#: The reason of those that nobody received in time; others are what their receiver gave for one.
+#: The reason of messages that were not received in time; others have the reason that their receiver gave.
 TIME_IS_OVER = "its time was over"
 
 

@@ -37,7 +37,7 @@ def _errors(queue: Any) -> Iterator[tuple[str, str, str]]:
     for consumer in registered.of(queue):
         if consumer.options["batch"] and not {"deliveries", "failures"} <= columns:
             text = f"{consumer.name} takes several messages at once, and the table of {label} has no columns for their counts."
-            yield "queueapp.E091", text, "Leave `batch` out: after a crash nobody would know which of them it was."
+            yield "queueapp.E091", text, "Leave `batch` out: after a crash it is unknown which message was the cause."
         if consumer.options["concurrency"] is not None and delivery.dispatches:
             text = (
                 f"{consumer.name} has a limit (concurrency), and {label}.Delivery.fairness_model shares messages out to workers "

@@ -34,6 +34,6 @@ def _check(queue: Any) -> Iterator[Any]:
         text = f"{label} has dedupe_key and target_queue_depth: what waits may lie in the journal, where no key is looked for."
         yield checks.Error(text, hint="Leave one of them out.", obj=queue, id="queueapp.E085")
     if not queue._meta.managed or not router.allow_migrate_model(router.db_for_write(queue), MessageKey):
-        text = f"{label} has dedupe_key, and its table is somebody else's, or lies where the router puts no tables of queueapp."
+        text = f"{label} has dedupe_key, and its table is foreign, or where the router allows no tables of queueapp."
         hint = "A message is found by its id there, and the keys are in the queue's database."
         yield checks.Error(text, hint=hint, obj=queue, id="queueapp.E086")

@@ -41,7 +41,7 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
     if delivery.semantics is Semantics.TRANSACTIONAL and model is not FairnessModel.FAST:
         text = (
             f"{label}.Delivery.fairness_model is {model.value!r}, and messages of a TRANSACTIONAL queue are taken in the "
-            "handler's own transaction: nobody can share them out."
+            "handler's own transaction: they cannot be assigned to subscribers."
         )
         found.append(("queueapp.E041", text, "Take AT_LEAST_ONCE, or FairnessModel.FAST."))
     lacking = [name for name in _LEASES if name not in {field.name for field in queue._meta.local_concrete_fields}]

@@ -53,7 +53,7 @@ def _check_queue(queue: Any) -> list[Any]:
         if delivery.priorities > 1:
             found.append(_excluded(queue, "priorities"))
         if not queue._meta.managed:
-            text = f"{where}.target_queue_depth: its table is somebody else's (managed = False), who may insert into it at any time."
+            text = f"{where}.target_queue_depth: its table is foreign (managed = False), so others may insert into it at any time."
             found.append(checks.Error(text, obj=queue, id="queueapp.E063"))
         if delivery.file_backed_metadata is not None:
             text = f"{where} has target_queue_depth and file_backed_metadata: with either the other is not needed."

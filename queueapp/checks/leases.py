@@ -85,7 +85,7 @@ def _without_effect(queue: Any) -> Iterator[Any]:
         text = f"sets {' and '.join(limits)}, but is at-most-once: a message is handed out once and never comes back"
         yield _warning(queue, text, "Leave it out.", "queueapp.W030")
     if delivery.lease_period is None and delivery.semantics is not Semantics.AT_LEAST_ONCE:
-        text = f"has leases that never lapse, but its semantics, {delivery.semantics.value}, has none"
+        text = f"has leases that never expire, but its semantics, {delivery.semantics.value}, has none"
         yield _warning(queue, text, "Leave lease_period out.", "queueapp.W031")
     models = (ExpirationModel.QUEUE, ExpirationModel.LATEST)
     if delivery.expires_by_age and delivery.expiration is None and delivery.expiration_model in models:
@@ -97,7 +97,7 @@ def _without_effect(queue: Any) -> Iterator[Any]:
     if "renew_leases" in delivery.given and delivery.renew_leases and delivery.lease_period is None:
         yield _warning(
             queue,
-            "renews leases that never lapse",
+            "renews leases that never expire",
             "Leave renew_leases out, or give it a lease_period.",
             "queueapp.W033",
         )

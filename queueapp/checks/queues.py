@@ -114,7 +114,7 @@ def check_queues(**_: Any) -> list[Any]:
             found.append(
                 Warning(
                     f"{label}: the peek delay ({peek_delay}) is longer than the expiration ({delivery.expiration}): "
-                    "messages may expire before anybody looks.",
+                    "messages may expire before the next peek.",
                     obj=queue,
                     id="queueapp.W003",
                 )

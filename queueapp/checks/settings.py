@@ -66,15 +66,15 @@ def check_settings(**_: Any) -> list[Any]:
         delayed.store_class()
     except InvalidOption as error:
         found.append(checks.Error(str(error), id="queueapp.E004"))
-    return [*found, *_bounds_of_nobody()]
+    return [*found, *_unknown_bounds()]
 
 
-def _bounds_of_nobody() -> list[Warning]:
-    """Names in the bounds of alerts that no queue has: nobody would ever be told."""
+def _unknown_bounds() -> list[Warning]:
+    """Names in the bounds of alerts that no queue has: they would never raise an alert."""
     labels = {queue._meta.label for queue in queues} | {"*"}
     return [
         Warning(
-            f"QUEUEAPP.ALERTS: {option} has a bound for {name!r}, and no queue has that label: nobody is told of it.",
+            f"QUEUEAPP.ALERTS: {option} has a bound for {name!r}, and no queue has that label: it never raises an alert.",
             hint="Name a queue as queuestats does, app_label.ClassName; '*' is for all others.",
             id="queueapp.W009",
         )

@@ -72,7 +72,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
     try:
         backend.check_server(connections[alias])
         if migrating.migrate_options() is None:
-            # A table that is somebody else's is for him to make, perhaps after us.
+            # The owner of a foreign table creates it, perhaps later.
             managed = [queue for queue in queues if queue._meta.managed and router.allow_migrate_model(alias, queue)]
             schema_check.require_tables(alias, managed, by_router=True)
     except UnsupportedServer as error:

@@ -15,7 +15,7 @@ from .store import DelayedStore
 
 def waiting(alias: str, destination: str, limit: int, *, in_passing: bool = False) -> int:
     """How many delayed messages there are for a queue, by its label; counted up to ``limit``. ``in_passing``: for a
-    figure, which waits for nobody and may miss what an open transaction has. Raises MissingVerb when another
+    figure, which does not wait for locks and may miss what an open transaction has. Raises MissingVerb when another
     store cannot tell, and FetchFailed when it cannot be asked."""
     own = SqlDelayedStore(alias)
     found = own.count_in_passing(destination, limit) if in_passing else own.count(destination, limit)

@@ -33,7 +33,7 @@ def dispatch_next(
     semantics: Semantics = Semantics.TRANSACTIONAL,
 ) -> Dispatched | None:
     """Dispatch one message of a third party's store that is due at ``at``; None: there is none. ``semantics``: what the store
-    was opened for. A message for a queue that nobody here knows becomes poison: the contract has no way to leave it alone
+    was opened for. A message for a queue that this process does not know becomes poison: the contract has no way to leave it alone
     and look behind it. Raises StepFailed."""
     if semantics is Semantics.TRANSACTIONAL:
         with transaction.atomic(using=store.alias):
@@ -59,7 +59,7 @@ def _in_one_transaction(store: DelayedStore, at: datetime, on_refused: OnRefused
             if _may_retry(message, error):
                 return _counted(store, message)
             if not store.remove(message):
-                return Dispatched(0, 0)  # somebody else dispatched it
+                return Dispatched(0, 0)  # another dispatcher sent it
             _poison(alias, message, error)
         return Dispatched(0, 1)
     with step(DispatchFailed, alias):
@@ -100,7 +100,7 @@ def _at_least_once(store: DelayedStore, at: datetime, on_refused: OnRefused) -> 
                 store.remove(message)
         return Dispatched(0, 1)
     if not gone:
-        log.warning("%s: delayed message %s was dispatched by somebody else as well, and may be there twice.",
+        log.warning("%s: delayed message %s was dispatched by another process as well, and may be there twice.",
                     message.destination, message.message_id)  # fmt: skip
     return Dispatched(1, 0)
 

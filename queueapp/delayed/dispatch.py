@@ -2,7 +2,7 @@
 
 A process dispatches what is addressed to the queues that it knows. What is addressed to others is left where it is, for a
 process that knows them: another project on the same database, or the next version of this one. A queue that was removed
-has no such process; its messages are named (``undeliverable``) and wait until somebody cancels them.
+has no such process; its messages are named (``undeliverable``) and wait until an operator cancels them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .dispatch_failures import Dispatched, FetchFailed, OnRefused, RecoveryFaile
 from .loading import is_built_in, open_for_any, store_of
 from .other_databases import addresses
 
-#: A message that is due for longer than this is moved by nobody.
+#: A message that is due for longer than this is moved by no dispatcher.
 OVERDUE = timedelta(minutes=1)
 #: Undeliverable messages of one destination are counted up to this.
 COUNTED = 10_000
@@ -52,7 +52,7 @@ def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore, seen: A
 
     Those for one queue are in due order; of several queues, the one whose first message has been due for the longest comes
     first. A message for a queue that this process does not know is not touched; one that its queue refuses is tried again
-    ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is told each time. Calling it from several
+    ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is called each time. Calling it from several
     processes at once is safe: rows locked by one are skipped by the other. Raises RecoveryFailed when what was refused can
     neither be counted nor moved; nothing is changed then. ``seen``: the agenda of this moment, which is asked for without.
     """

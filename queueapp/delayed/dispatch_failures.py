@@ -72,7 +72,7 @@ def poison(
     alias: str, queue: Any, destination: str, row: Row, reason: str, error: BaseException, *, retries: int
 ) -> None:
     """Keep a message that could not be delivered, in the caller's transaction; the signal follows its commit. ``queue``: None
-    where nobody here knows the destination."""
+    where this process does not know the destination."""
     insert_poison(
         alias,
         destination,

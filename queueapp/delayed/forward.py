@@ -7,8 +7,8 @@ There is no transaction over two databases, so there are two, in this order:
 3. the store's goes on: the rows are deleted; commit.
 
 A process that dies before 3 leaves the rows, unlocked: the next one does 2 and 3 again. Where the target has the
-table of arrivals it finds them noted there and puts nothing in; where it has not (somebody else's database, in which the
-router makes no tables of ours) the messages are there twice, and whoever handles them has to tell by their id. A note is kept
+table of arrivals it finds them noted there and puts nothing in; where it has not (a foreign database, in which the
+router makes no tables of ours) the messages are there twice, and their handlers have to recognize them by their id. A note is kept
 until its message has left the store, and ``KEPT`` at least, for a process that was stopped in the middle.
 """
 
@@ -239,7 +239,7 @@ class _Forwarding:
         return [row for key, row in keyed.items() if key in noted]
 
     def _raise_targets(self, error: BaseException, *, alone: bool = False) -> None:
-        """What the messages cannot help: the target is away, or not migrated, or lets nobody in, or has no room or time even
+        """What the messages cannot help: the target is away, or not migrated, or refuses connections, or has no room or time even
         for one of them."""
         kind = backend_of(connections[self._target]).error_kind(error)
         if isinstance(error, TableNotFound) or kind in _THE_TARGETS or (alone and kind is ErrorKind.EXHAUSTED):

@@ -28,7 +28,7 @@ def cancel(message_id: uuid.UUID, *, using: str = "default") -> int:
     MissingVerb when it is in a store that cannot do it."""
     gone = SqlDelayedStore(using).cancel(message_id)
     other = _other(using)
-    # A message is in one of them: where the table had it, nobody asks the store for a verb that it may lack.
+    # A message is in one of them: where the table had it, the store is not asked for a method that it may lack.
     if not gone and other is not None:
         gone = other.cancel(message_id)
     return gone
@@ -61,7 +61,7 @@ def make_due(messages: QuerySet[DelayedMessage]) -> int:
 
 
 def address_in(alias: str, queue: Any) -> str:
-    """What messages that this database keeps for a queue are addressed to. Raises InvalidOption where nobody would deliver them
+    """What messages that this database keeps for a queue are addressed to. Raises InvalidOption where no dispatcher would deliver them
     from there."""
     own = router.db_for_write(queue)
     if alias == own:

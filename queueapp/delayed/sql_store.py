@@ -97,7 +97,7 @@ class SqlDelayedStore(DelayedStore):
         return 0
 
     def count_in_passing(self, destination: str, limit: int) -> int:
-        """``count`` for a figure: it waits for nobody, and may miss what an open transaction has."""
+        """``count`` for a figure: it does not wait for locks, and may miss what an open transaction has."""
         return self._count(nonblocking(DelayedMessage.objects.using(self.alias)), destination, limit)
 
     @staticmethod

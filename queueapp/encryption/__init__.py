@@ -1,4 +1,4 @@
-"""Bodies that nobody reads without a key: AES-256-GCM, with the keys of the project's keyring or of a subject.
+"""Encryption of bodies: AES-256-GCM, with the keys of the project's keyring or of a subject.
 
 A message names its key in the header ``encryption-key`` and is bound to its id: its body in another message does not open.
 A subject (a customer, a patient) has a data key of its own in the table of this app, wrapped by the keyring. To destroy it

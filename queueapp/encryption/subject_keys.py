@@ -60,7 +60,7 @@ def erase_subject(subject: str, *, using: str = "default") -> int:
     """Destroy the key of a subject: nothing that was encrypted for it can be read any more, in whatever queue, store or backup
     it lies. Returns how many keys were destroyed (0: it had none). What is sent for it later gets a new key.
 
-    In the caller's transaction. Messages that are erased are discarded by whoever receives them, and never retried. A backup
+    In the caller's transaction. Messages that are erased are discarded by their receivers, and never retried. A backup
     of the database that is older still has the key, and so may dead rows of the table until it is vacuumed.
 
     >>> erase_subject("customer-7")  # doctest: +SKIP

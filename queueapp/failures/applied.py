@@ -48,7 +48,7 @@ class IdempotentTransaction:
 
     def first(self) -> bool:
         """Whether nothing was written yet; noted in the transaction that is open, and with it. Raises what a database that is
-        away says; one that cannot take the note keeps nobody from writing."""
+        away says; one that cannot store the record does not prevent the write."""
         connection = connections[self._alias]
         try:
             with transaction.atomic(using=self._alias):

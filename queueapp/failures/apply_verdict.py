@@ -57,7 +57,7 @@ def fail(
     """Count a failed attempt of a message that is still in its table and carry out the verdict, in a clean transaction.
 
     ``token``: the lease it is held under; None for a TRANSACTIONAL receive that was rolled back, whose delivery is
-    counted here. Returns None when the message is gone or leased to somebody else: then nothing was changed. Raises an
+    counted here. Returns None when the message is gone or leased by another receiver: then nothing was changed. Raises an
     error of kind LOCKED when another transaction holds the row longer than ``wait``, and otherwise only what passes by
     itself, or what keeps even a bare record from being written (no such table, no right to it).
     """
@@ -258,7 +258,7 @@ def _verdict(failure: Failure, alias: str) -> Verdict:
 
 
 def _of_an_operator(exception: BaseException) -> Verdict | None:
-    """Whoever had a handler stopped has decided what becomes of its message; no policy is asked."""
+    """An operator who stops a handler decides what is done with its message; no policy is asked."""
     if not isinstance(exception, MessageCancelled):
         return None
     text = clean(str(exception), 500)

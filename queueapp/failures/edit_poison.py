@@ -51,7 +51,7 @@ def edit_and_requeue(
         if body is not None:
             _check_body(body, stored)
         stored, body = _wrapped(row, stored, body, identity, using)
-        # A new message: not tried yet, arriving now, and without an end, since somebody has just taken care of it.
+        # A new message: not tried yet, arriving now, and without an expiry, since an operator has just edited it.
         new = {"id": identity, "headers": stored, "expires": None, "enqueued_at": None} | dict.fromkeys(COUNTS)
         copy = row_from(row, **new, body=body)
         if is_elsewhere:

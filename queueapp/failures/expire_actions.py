@@ -1,6 +1,6 @@
-"""Giving a message up: its queue has no more patience with it, or somebody who had received it said so.
+"""Expires messages: by time, by a limit of their queue, or because their receiver asked for it.
 
-    leased ---cancel, lapse, death of its holder---> limits reached? --no--> back in its place
+    leased ---cancel, lease expired, holder dead---> limits reached? --no--> back in its place
       |                                                   |yes
       +----expire-----> given up <------------------------+
     free ---time over---> given up                    drop | keep as poison | publish, as ``Delivery.on_expired`` says
@@ -39,7 +39,7 @@ from .limits import LimitReached, in_words, reached
 from .poison_store import insert_poison, is_transient
 
 #: ``publish(topic, body, headers=..., using=..., correlation_id=..., reply_to=...)``: puts a message under a topic in the open
-#: transaction of a database, and raises where nobody takes it. Set by the room of topics; poison knows none.
+#: transaction of a database, and raises where no queue takes it. Set by the package ``topics``, which is above this one.
 publisher: Callable[..., Any] | None = None
 
 
@@ -140,7 +140,7 @@ def _tell(queue: Any, given: Sequence[ExpiredMessage]) -> None:
     by_reason: defaultdict[tuple[tuple[str, ...], str], list[Any]] = defaultdict(list)
     for one in given:
         action = action_for(queue.delivery.on_expired, one.reasons)
-        # Of those whose time was over there may be thousands, and it is nobody's fault.
+        # Of those whose time was over there may be thousands, and that is no error.
         if not isinstance(action, Drop) and not {TIME_LIMIT, FORCED_EXPIRE}.issuperset(one.reasons):
             became = "was published" if isinstance(action, PublishTo) else "is poison"
             signals.log.error("%s: message %s %s, not acked: %s", queue._meta.label, one.row.id, became, one.text)

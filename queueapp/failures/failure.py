@@ -17,7 +17,7 @@ class Failure:
     """One failed attempt as a policy sees it: ``policy(failure) -> verdict``. The row is as it is stored, so header
     changes of the failed handler are not here; its deliveries count this hand-out. ``attempt``: how many have failed by
     now, this one included. Where no handler was involved (a delayed message that could not be forwarded, one that was moved
-    by hand) there is no consumer, and where nobody knows the queue it went to, no queue."""
+    by hand) there is no consumer, and where the queue is unknown, no queue."""
 
     queue: Any
     consumer: Registration | None

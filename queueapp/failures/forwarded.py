@@ -17,7 +17,7 @@ from ..sql.message_columns import COUNTS, Row, message_values
 
 def meant_for(name: str, alias: str) -> tuple[Any, bool]:
     """The queue that a poison message of this database is to go back to, and whether that lies in another one. Raises
-    QueueNotFound, also when nobody would forward it."""
+    QueueNotFound, also when no dispatcher would forward it."""
     queue, there = registry.queues.find_addressed(name)
     if not there:
         return queue, False

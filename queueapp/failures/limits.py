@@ -5,13 +5,13 @@
 TRANSACTIONAL receive, which leaves nothing behind when it is rolled back, those are counted whose handler failed.
 *Cancels* count what was given back on purpose. *Attempts* count handlers that started: the failed ones are in the history
 that the row carries (``failures.attempts_of``), also those that took their process with them, which its supervisor writes
-down. They have no column, and are not deliveries less cancels either: that would make attempts of hand-outs that nobody
-ended, because a whole process tree died or a give-back did not arrive in time, and most of those messages were only
+down. They have no column, and are not deliveries less cancels either: that would count deliveries without an
+ack as attempts, because a whole process tree died or a give-back did not arrive in time, and most of those messages were only
 waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
 
-Hand-outs that nobody ended are bounded all the same, or a message that kills everything would come again for ever: there
+Unacknowledged deliveries are bounded all the same, or a message that kills its process would return for ever: there
 may be as many as attempts, and ``UNENDED`` more, which is how often a message may be lost beside the one that kills (once in a
-large batch, once in a small one: ``workers.receiving.quarantine``). A handler is told of them as of attempts (``Context.attempt``): it had
+large batch, once in a small one: ``workers.receiving.quarantine``). A handler sees them as attempts (``Context.attempt``): it had
 better know that it may have begun before.
 """
 
@@ -63,13 +63,13 @@ def check_limits(claimed: Claimed, attempt: int, attempts: int, delivery: Any, *
 
 
 def unacknowledged_deliveries(claimed: Claimed, attempt: int, *, leased: bool) -> int:
-    """How many hand-outs before this one nobody ended: their handlers may have begun."""
+    """How many earlier deliveries ended without an acknowledgement: their handlers may have begun."""
     return max(0, claimed[DELIVERIES] - leased - claimed[CANCELS] - (attempt - 1))
 
 
 def suspicion_level(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
-    """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was one of many that
-    nobody ended; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
+    """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was in a large batch
+    without an ack; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
     if records_a_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS]):
         return 2
     return min(2, unacknowledged_deliveries(claimed, attempt, leased=leased))

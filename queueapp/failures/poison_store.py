@@ -17,7 +17,7 @@ from ..sql import ErrorKind, backend_of
 from ..sql.message_columns import BY_NAME, COUNTS, Kind, Row, message_values
 from .history import clean, describe, first_failed, one_line, type_of, where
 
-#: Errors that say nothing of the message: the same is to be tried again, by whoever has the patience.
+#: Errors that say nothing of the message: the caller may try the same again.
 PASSING = (ErrorKind.DEADLOCK, ErrorKind.LOCKED, ErrorKind.CONNECTION)
 _LARGEST = 2**31 - 1
 
@@ -101,7 +101,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _escaped(headers: str) -> str:
-    """As ASCII without NULs: any column takes it, and somebody can read it."""
+    """As ASCII without NULs: any column takes it, and it stays readable."""
     return headers.encode("ascii", "backslashreplace").decode().replace("\0", "\\u0000")
 
 

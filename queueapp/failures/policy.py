@@ -101,7 +101,7 @@ def _default(failure: Failure) -> Verdict:
     try:
         return default_policy(failure)
     except BaseException as error:
-        # An exception class of the user's is asked whether it is unrecoverable, by code of the user's.
+        # Comparing exception classes runs callbacks of the user's classes.
         return Poison(f"the default policy failed ({one_line(error)}): {one_line(failure.exception)}")
 
 

@@ -1,11 +1,11 @@
 """Putting poison messages back into their queues: one, many, by group, by queue, all.
 
 It is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue and
-deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What somebody
-else has locked, archived or moved meanwhile is left as it is.
+deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What another session
+has locked, archived or moved meanwhile is left as it is.
 
 A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is over
-is dropped, because it was received in time, and whoever requeues the message wants it handled.
+is dropped, because it was received in time, and requeueing it means to have it handled.
 
 A message stays poison if another message with its dedupe key waits in the queue.
 """
@@ -119,7 +119,7 @@ def _admitted(queue: Any, everything: Any, numbers: list[int]) -> list[int]:
 
 def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:
     """Kept counts stand one below the limit: the message gets exactly one more attempt, as AsyncMonolith's do. Its hand-outs
-    are those attempts and what was given back: whatever nobody ended is forgiven, or it might not be handled at all."""
+    are those attempts and what was given back: unacknowledged deliveries are not counted, or it might not be handled at all."""
     limits: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         origin = row.queue, row.consumer

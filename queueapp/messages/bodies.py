@@ -74,7 +74,7 @@ def encode(body: Any, headers: Mapping[str, str] | None = None, message_type: st
 
 
 def json_headers(cls: Any, headers: Mapping[str, str] | None = None) -> str:
-    """The stored headers of messages whose bodies somebody else writes as JSON; ``cls`` None: they have no type. Raises
+    """The stored headers of messages whose bodies the database writes as JSON; ``cls`` None: they have no type. Raises
     InvalidMessage."""
     if cls is not None and not (isinstance(cls, type) and is_typed(cls)):
         raise InvalidMessage(f"of = {cls!r} is not accepted: it must be a msgspec.Struct or a dataclass, or None.")

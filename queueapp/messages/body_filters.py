@@ -142,7 +142,7 @@ def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]:
 #: All that there are, by name; what needs keys is added at start.
 NAMES = ("zlib", "zstd", "encrypted")
 _by_name: dict[str, Wrapping] = {"zlib": Zlib(), "zstd": Zstd()}
-#: Of the content types of all, also of those that nobody has registered here.
+#: Of the content types of all, also of those that are not registered here.
 _SUFFIXES = {"+zlib": "zlib", "+zstd": "zstd", "+aes256gcm": "encrypted"}
 #: A body is not opened more often: there are bytes that zlib makes the same bytes of.
 MOST_STEPS = 16
@@ -179,7 +179,7 @@ def innermost(content_type: str) -> str:
 
 def _taken_apart(content_type: str) -> tuple[str, list[str]]:
     """(content type of what was wrapped, names of what was done to it in order); looks no deeper than ``opened`` goes, since it is a
-    stranger's text and may be as long as he likes."""
+    text of unknown origin and of any length."""
     parts = content_type.rsplit("+", MOST_STEPS + 1)
     plain, first = len(parts), 1 if parts[0] else 2
     while plain > first and f"+{parts[plain - 1]}" in _SUFFIXES:

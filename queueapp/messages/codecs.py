@@ -61,7 +61,7 @@ def register_codec(
 
 
 def codec_of(message_type: str, where: str = "message_type") -> Codec:
-    """The codec of a message type. Raises InvalidOption for one that nobody registered."""
+    """The codec of a message type. Raises InvalidOption for one that is not registered."""
     try:
         return _by_name[message_type]
     except KeyError:
@@ -70,7 +70,7 @@ def codec_of(message_type: str, where: str = "message_type") -> Codec:
 
 
 def codec_for(content_type: str) -> Codec | None:
-    """The codec of a content type that is neither JSON nor bytes; None: nobody registered one."""
+    """The codec of a content type that is neither JSON nor bytes; None: none is registered."""
     return _by_content_type.get(content_type) or _by_content_type.get(content_type.partition(";")[0].strip().lower())
 
 

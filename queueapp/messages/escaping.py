@@ -1,4 +1,4 @@
-"""Text that a stranger may have written, made harmless for a page or a terminal.
+"""Untrusted text, escaped for a page or a terminal.
 
 Characters that are invisible, that turn the reading order of a line around, or that a terminal obeys, are shown by their
 code point instead.

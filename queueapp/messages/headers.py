@@ -45,7 +45,7 @@ def encode_headers(headers: Mapping[str, str]) -> str:
 
 
 class _Head(msgspec.Struct):
-    """The headers that decide who handles a message; everything else is decoded only when somebody looks."""
+    """The headers that decide who handles a message; everything else is decoded on demand."""
 
     type: str | None = None
     content_type: str | None = msgspec.field(default=None, name=CONTENT_TYPE)
@@ -65,7 +65,7 @@ _NOT_HEADERS = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 def read_head(headers: str) -> tuple[str, str]:
     """(type name, content type) of stored headers; '' where unknown. Raises UndecodableMessage."""
-    # Messages of one type have the same headers, unless somebody gives them some of their own.
+    # Messages of one type have the same headers, unless a sender adds some.
     return _head_of(headers) if len(headers) < _LONG else _head_of.__wrapped__(headers)
 
 

@@ -44,7 +44,7 @@ def message_type(name: str | None = None, *, version: int = 1, aliases: Iterable
     return mark
 
 
-#: A version is a number in a header that a stranger may have written.
+#: A version is a number in a header of unknown origin.
 MAX_VERSION = 1_000_000
 
 

@@ -72,7 +72,7 @@ class QueueBase(ModelBase):
 
 
 def _hold_what_others_insert(attrs: dict[str, Any], parents: list[Any]) -> None:
-    """On a queue with expressions a message is held until they are evaluated, by a default: nobody receives it before. Only
+    """On a queue with expressions a message stays pending until they are evaluated, by a default: it is not received before. Only
     the field of an abstract parent can be replaced; a proxy has that of its table."""
     inherited = [parent for parent in parents if parent._meta.abstract]
     fields = [field for parent in inherited for field in parent._meta.local_fields if field.name == "lease_expires"]

@@ -37,7 +37,6 @@ def test_nothing_is_wrong_with_the_project_as_it_is() -> None:
         ({"PEEK_DELAY": 0.05}, "PEEK_DELAY"),
         ({"PEEK_DELAY": "1s"}, "PEEK_DELAY"),
         ({"MAX_RECORDS_TO_PEEK": 0}, "MAX_RECORDS_TO_PEEK"),
-        ({"PEEKDELAY": 1}, "PEEKDELAY"),
     ],
 )
 def test_a_setting_that_is_not_accepted_is_an_error(settings: Any, setting: dict[str, Any], named: str) -> None:
@@ -49,6 +48,17 @@ def test_a_setting_that_is_not_accepted_is_an_error(settings: Any, setting: dict
     assert found.id == "queueapp.E001"
     assert f"QUEUEAPP.{named} = {setting[named]!r} is not accepted" in found.msg
     assert check_queues() == [], "said once"
+
+
+def test_a_mistyped_setting_is_an_error_that_names_the_one_that_is_meant(settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEKDELAY": 1}
+
+    (found,) = check_settings()
+
+    assert (found.id, found.msg) == (
+        "queueapp.E001",
+        "QUEUEAPP: unknown option 'PEEKDELAY'; did you mean 'PEEK_DELAY'?",
+    )
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(0.1, []), (1, []), (10, []), (10.1, ["queueapp.W001"])])

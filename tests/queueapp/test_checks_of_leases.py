@@ -22,10 +22,10 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("queueapp.E035", Transactional, {"expire_leased": True}, "has expire_leased"),
     ("queueapp.W030", AtMostOnce, {"max_deliveries": 2, "max_cancels": 3}, "sets max_deliveries and max_cancels, but is at-most-once"),
     ("queueapp.W030", AtMostOnce, {"max_cancels": 3}, "sets max_cancels, but"),
-    ("queueapp.W031", Transactional, {"lease_period": None}, "leases that never lapse"),
+    ("queueapp.W031", Transactional, {"lease_period": None}, "leases that never expire"),
     ("queueapp.W032", AgingByQueue, {"expiration": None}, "expiration_model is queue, and it has no expiration"),
     ("queueapp.W032", AgingByLatest, {"expiration": None}, "expiration_model is latest"),
-    ("queueapp.W033", Forever, {"given": {"renew_leases": True}}, "renews leases that never lapse"),
+    ("queueapp.W033", Forever, {"given": {"renew_leases": True}}, "renews leases that never expire"),
 ]  # fmt: skip
 
 

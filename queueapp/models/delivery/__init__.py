@@ -95,7 +95,7 @@ class Delivery(DeliveryOptions):
 
     @property
     def others_may_end(self) -> bool:
-        """Whether it is nothing unusual that a holder finds its message gone, or in somebody else's hands."""
+        """Whether it is normal that a holder finds its message gone, or leased by another receiver."""
         return self.leasing is not Leasing.FENCED or self.expire_leased
 
     @property
