@@ -1,6 +1,8 @@
-"""Handling messages in the calling thread, without a worker: eager mode (``QUEUEAPP["EAGER"]``) and ``queueapp.testing``.
+"""Handling messages in the calling thread, without a worker: eager mode (``QUEUEAPP["EAGER"]``) and
+``queueapp.testing``.
 
-The workers' app registers its engine here, which is in a higher layer. Results are passed to ``observers`` as ``Outcome``s.
+The workers' app registers its engine here, which is in a higher layer. Results are passed to ``observers`` as
+``Outcome``s.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Claims the next message of a queue that a consumer of this process handles, handles it and ends it, as a worker does; several
-    barriers at once are possible. Empty: there is none."""
+    """Claims the next message of a queue that a consumer of this process handles, handles it and ends it, as a worker
+    does; several barriers at once are possible. Empty: there is none."""
 
     def __call__(self, queue: Any, alias: str) -> Sequence[Outcome]: ...
 
@@ -90,8 +92,8 @@ def has_engine() -> bool:
 
 
 def handle_next(queue: Any, alias: str) -> Outcome | None:
-    """Handle the next message of a queue in this thread; None: there is none for a consumer of this process. Raises QueueError without
-    the workers' app, and within a handler that runs inline."""
+    """Handle the next message of a queue in this thread; None: there is none for a consumer of this process. Raises
+    QueueError without the workers' app, and within a handler that runs inline."""
     if _engine is None:
         raise QueueError("Nothing here can handle messages: add 'queueapp.workers' to INSTALLED_APPS.")
     if getattr(_thread, "handling", False):
@@ -132,7 +134,8 @@ def sent(label: str, connection: Any) -> None:
 
 
 def _handle_all(label: str, alias: str) -> None:
-    """Handle all messages of this queue, and of those that its handlers send to. Within a handler: after it has ended."""
+    """Handle all messages of this queue, and of those that its handlers send to. Within a handler: after it has
+    ended."""
     waiting: dict[tuple[str, str], None] | None = getattr(_thread, "waiting", None)
     if waiting is not None:
         waiting[label, alias] = None

@@ -3,8 +3,8 @@
     operations.control --row of QueueControl--> heartbeat of each worker (``load``), every second
                                             --> other processes: one query per database, if their values are older than ``MAX_AGE``
 
-Claims and ``receive()`` ask here each time; senders do not. One query reads the overrides of all queues of a database, so a queue
-without overrides costs no query of its own. ``sql`` asks here as well, so this module imports no model.
+Claims and ``receive()`` ask here each time; senders do not. One query reads the overrides of all queues of a database,
+so a queue without overrides costs no query of its own. ``sql`` asks here as well, so this module imports no model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _expirations: dict[tuple[Any, str], timedelta | None] = {}
 
 #: By database: until when the overrides are used, and the overrides by queue.
 _loaded: dict[str, tuple[float, Mapping[str, Overrides]]] = {}
-#: By database: when the query of the loaded overrides began, or an override was set here. The result of an older query is ignored.
+#: By database: when the query of the loaded overrides began, or an override was set here. The result of an older query
+#: is ignored.
 _asked: dict[str, float] = {}
 _lock = threading.Lock()
 
@@ -73,8 +74,9 @@ DECLARED: Any = _Declared()
 
 
 def effective_value(queue: Any, name: str, alias: str) -> Any:
-    """The value of one of ``SETTABLE`` that is in effect: the override, else the declared value; None for an option that this
-    version does not have. May query the database (``MAX_AGE``), in the caller's transaction if there is one."""
+    """The value of one of ``SETTABLE`` that is in effect: the override, else the declared value; None for an option
+    that this version does not have. May query the database (``MAX_AGE``), in the caller's transaction if there is
+    one."""
     value = _overrides(alias).get(queue._meta.label, _NOTHING).get(name)
     return getattr(queue.delivery, name, None) if value is None else value
 
@@ -93,15 +95,15 @@ def lease_period(queue: Any, alias: str) -> timedelta | None:
 
 
 def expiration(queue: Any, alias: str) -> timedelta | None:
-    """The expiration in effect; None: messages do not expire by age. Only a queue that ``expires_by_age`` can have an override.
-    Never queries the database."""
+    """The expiration in effect; None: messages do not expire by age. Only a queue that ``expires_by_age`` can have an
+    override. Never queries the database."""
     declared: timedelta | None = queue.delivery.expiration
     return _expirations.get((queue, alias), declared) if _expirations else declared
 
 
 def override(queue: Any, alias: str, *, lease_period: Any = DECLARED, expiration: Any = DECLARED) -> bool:
-    """Set the values that ``lease_period`` and ``expiration`` return: a timedelta, None or ``DECLARED``. Returns whether one
-    changed."""
+    """Set the values that ``lease_period`` and ``expiration`` return: a timedelta, None or ``DECLARED``. Returns
+    whether one changed."""
     global version
     changed = False
     for values, value in ((_lease_periods, lease_period), (_expirations, expiration)):
@@ -122,8 +124,8 @@ def override(queue: Any, alias: str, *, lease_period: Any = DECLARED, expiration
 
 
 def load(alias: str, overrides: Mapping[str, Overrides], asked: float | None = None) -> None:
-    """Use the overrides that a heartbeat has read, by queue. ``asked``: the ``monotonic`` time when its query began; default:
-    now."""
+    """Use the overrides that a heartbeat has read, by queue. ``asked``: the ``monotonic`` time when its query began;
+    default: now."""
     _load(alias, overrides, MAX_AGE_OF_HEARTBEAT, monotonic() if asked is None else asked)
 
 
@@ -152,7 +154,8 @@ def forget(alias: str | None = None) -> None:
 
 
 def set_here(alias: str) -> None:
-    """An override was just set by this connection. Until its transaction ends, what it reads is valid for itself only."""
+    """An override was just set by this connection. Until its transaction ends, what it reads is valid for itself
+    only."""
     forget(alias)
     connection = connections[alias]
 
@@ -185,8 +188,9 @@ def _overrides(alias: str) -> Mapping[str, Overrides]:
 
 
 def _load(alias: str, overrides: Mapping[str, Overrides], age: float, asked: float) -> None:
-    """Use these overrides for ``age`` seconds, unless newer ones are loaded. Threads query concurrently, and a delayed one has the
-    values from before a change: observed on a busy machine, where a heartbeat undid for a second what had just been set."""
+    """Use these overrides for ``age`` seconds, unless newer ones are loaded. Threads query concurrently, and a delayed
+    one has the values from before a change: observed on a busy machine, where a heartbeat undid for a second what had
+    just been set."""
     with _lock:
         if asked < _asked.get(alias, asked):
             return

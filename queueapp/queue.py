@@ -1,9 +1,9 @@
-"""The classes that projects subclass: ``Queue`` is the table of ``models`` with ``send`` and ``receive``, and the only module that
-imports both.
+"""The classes that projects subclass: ``Queue`` is the table of ``models`` with ``send`` and ``receive``, and the only
+module that imports both.
 
-``ForeignQueue`` is a queue in a table of another system: the tables of NServiceBus' transports lack our columns. Such a table is
-declared as an unmanaged queue. It supports sending, and receiving as TRANSACTIONAL or AT_MOST_ONCE, since it has no lease columns.
-Headers have the names of that wire format.
+``ForeignQueue`` is a queue in a table of another system: the tables of NServiceBus' transports lack our columns. Such a
+table is declared as an unmanaged queue. It supports sending, and receiving as TRANSACTIONAL or AT_MOST_ONCE, since it
+has no lease columns. Headers have the names of that wire format.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Queue(QueueModel):
     def send_many(cls, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
-        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using``, ``dedupe_key`` (a callable of the
-        body), ``on_conflict`` and other message columns apply to all of them. The iterable is consumed lazily, so millions of rows
-        need no memory.
+        ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using``, ``dedupe_key`` (a
+        callable of the body), ``on_conflict`` and other message columns apply to all of them. The iterable is consumed
+        lazily, so millions of rows need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
 
@@ -119,8 +119,9 @@ class Queue(QueueModel):
     def send_from(
         cls, rows: QuerySet[Any, Any] | str, params: Sequence[Any] | None = None, **options: Unpack[SelectOptions]
     ) -> int:
-        """Send a message for each row of a queryset, or of a SELECT with ``params``: one INSERT … SELECT in the caller's transaction,
-        which loads no row into Python. Returns how many. ``of``: the message class that the rows are for.
+        """Send a message for each row of a queryset, or of a SELECT with ``params``: one INSERT … SELECT in the
+        caller's transaction, which loads no row into Python. Returns how many. ``of``: the message class that the rows
+        are for.
 
         >>> Orders.send_from(Basket.objects.filter(paid=True).values("number", "item"), of=OrderPlaced)
         """
@@ -164,9 +165,10 @@ class Queue(QueueModel):
     ) -> int:
         """Delete processed messages, wherever they were received; returns how many were deleted.
 
-        ``bookmarks``: their ``seq``, one or several. ``where``: instead, all present messages of which this expression is true.
-        ``ids``: instead, by their ids, also before they are sent (``Delivery.deferred_ack_expiration``). ``client``: the owner of the
-        leases, or the token of one; messages that the queue's ``leasing`` does not let it end are skipped.
+        ``bookmarks``: their ``seq``, one or several. ``where``: instead, all present messages of which this expression
+        is true. ``ids``: instead, by their ids, also before they are sent (``Delivery.deferred_ack_expiration``).
+        ``client``: the owner of the leases, or the token of one; messages that the queue's ``leasing`` does not let it
+        end are skipped.
 
         >>> Orders.ack([7, 8, 9], client=worker)
         """
@@ -183,8 +185,9 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Return leased messages to their position in the queue, or after a ``delay``; returns how many leases were ended. It counts
-        in ``cancels``; messages that reach a limit of the queue expire instead. Messages that are not leased are skipped."""
+        """Return leased messages to their position in the queue, or after a ``delay``; returns how many leases were
+        ended. It counts in ``cancels``; messages that reach a limit of the queue expire instead. Messages that are not
+        leased are skipped."""
         return ack_by_seq.cancel(cls, bookmarks, delay=delay, client=client, using=using)
 
     @classmethod
@@ -197,8 +200,8 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Expire messages now (``Delivery.on_expired``); returns how many were expired. ``ids``: as for ``ack``; a message that is sent
-        later does not enter the queue."""
+        """Expire messages now (``Delivery.on_expired``); returns how many were expired. ``ids``: as for ``ack``; a
+        message that is sent later does not enter the queue."""
         if ids is not None:
             return ack_by_id.expire(cls, ids, bookmarks, reason, client=client, using=using)
         return ack_by_seq.expire(cls, bookmarks, reason=reason, client=client, using=using)
@@ -212,7 +215,8 @@ class Queue(QueueModel):
         client: uuid.UUID | None = None,
         using: str | None = None,
     ) -> int:
-        """Extend the leases of messages to ``period`` from now; returns how many are leased. A lease without an end keeps none."""
+        """Extend the leases of messages to ``period`` from now; returns how many are leased. A lease without an end
+        keeps none."""
         return ack_by_seq.extend(cls, bookmarks, period, client=client, using=using)
 
     @classmethod

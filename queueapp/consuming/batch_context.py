@@ -82,8 +82,8 @@ class BatchContext(Sequence[Context]):
         return self._receiving.consumer
 
     def fail(self, index: int, error: BaseException) -> None:
-        """Fail the attempt of the message at this index only; the others succeed when the handler returns. An error that the handler
-        raises fails all of them. Raises IndexError for an index that does not exist."""
+        """Fail the attempt of the message at this index only; the others succeed when the handler returns. An error
+        that the handler raises fails all of them. Raises IndexError for an index that does not exist."""
         if not isinstance(error, BaseException):
             raise TypeError(f"fail() takes an exception that says why, not {error!r}")
         self.failures[self._checked(index)] = error

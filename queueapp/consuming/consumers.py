@@ -56,8 +56,8 @@ class Consumer(Generic[MessageT]):
     ...     def handle(self, message: FlightDelayed, context: Context) -> None: ...
 
     Options are class attributes with the names of ``@consumer``'s arguments. One instance serves all threads. A class
-    without ``queue`` is a base for others. Any other public attribute of the class is refused as a misspelt option; begin its
-    name with an underscore or write it in capitals. Raises InvalidOption.
+    without ``queue`` is a base for others. Any other public attribute of the class is refused as a misspelt option;
+    begin its name with an underscore or write it in capitals. Raises InvalidOption.
     """
 
     queue: type[models.Model] | None = None
@@ -105,24 +105,25 @@ class Consumer(Generic[MessageT]):
             registered.add(Registration(cls.queue, name, of, handler, given, aliases=aliases))
 
     def handle(self, message: MessageT, context: Any) -> Any:
-        """Handle one message, with its ``Context``; a ``Consumer[list[FlightDelayed]]`` with a ``batch`` handles several, with their
-        ``BatchContext``. It may be ``async def``. Raising fails the attempt."""
+        """Handle one message, with its ``Context``; a ``Consumer[list[FlightDelayed]]`` with a ``batch`` handles
+        several, with their ``BatchContext``. It may be ``async def``. Raising fails the attempt."""
         raise NotImplementedError
 
 
 def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> Callable[[HandlerT], HandlerT]:
     """Make a function the handler of a message type of a queue; the function itself stays unchanged.
 
-    Any callable works, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an awaitable, that is
-    awaited within the same time limit. The type is the annotation of the first parameter (none, ``dict`` or ``Any``: messages without
-    a type); a consumer of a base class handles its subclasses as well. ``name`` addresses it independently of the function's name,
-    and ``aliases`` are its former names. For the other arguments see ``OPTIONS``.
+    Any callable works, sync or async, but no generator: calling one runs nothing of it. If a sync one returns an
+    awaitable, that is awaited within the same time limit. The type is the annotation of the first parameter (none,
+    ``dict`` or ``Any``: messages without a type); a consumer of a base class handles its subclasses as well. ``name``
+    addresses it independently of the function's name, and ``aliases`` are its former names. For the other arguments see
+    ``OPTIONS``.
 
     >>> @consumer(FlightDelays, timeout=5, attempts=3, retry_delay=10)
     ... def rebook(message: FlightDelayed, context: Context) -> None: ...
 
-    Raises InvalidOption for a bad argument, or for a second consumer of one type on a queue without ``recipients``, with
-    the file and the line.
+    Raises InvalidOption for a bad argument, or for a second consumer of one type on a queue without ``recipients``,
+    with the file and the line.
     """
     caller = sys._getframe(1)
     here = f"{caller.f_code.co_filename}, line {caller.f_lineno}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-#: The receiver that calls handlers in this thread or asyncio task. Its ``active_handler`` is None between handlers; else it has the
-#: ``context``. Set once per thread and not per message, which would cost 0.2 µs.
+#: The receiver that calls handlers in this thread or asyncio task. Its ``active_handler`` is None between handlers;
+#: else it has the ``context``. Set once per thread and not per message, which would cost 0.2 µs.
 handling: ContextVar[Any] = ContextVar("queueapp_handling", default=None)
 
 

@@ -1,7 +1,7 @@
 """``Registration``: one registered consumer and its options, and the checks of what can be a handler.
 
-A generator function cannot: calling it makes a generator and runs nothing of its body, and the message would be acked. It is refused
-here, even if it is wrapped; where only the call shows it, the attempt fails (``workers``).
+A generator function cannot: calling it makes a generator and runs nothing of its body, and the message would be acked.
+It is refused here, even if it is wrapped; where only the call shows it, the attempt fails (``workers``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _POSITIONAL = (
 
 
 def unwrap(handler: Any) -> Iterator[Any]:
-    """A callable and the callables that it wraps, from the outside in: through ``functools.wraps``, ``functools.partial``, methods
-    and callable objects."""
+    """A callable and the callables that it wraps, from the outside in: through ``functools.wraps``,
+    ``functools.partial``, methods and callable objects."""
     seen: list[Any] = []
     pending = [handler]
     while pending:
@@ -157,8 +157,8 @@ class Registration:
             raise InvalidOption(f"first parameter of @consumer {name}", message_type, accepted)
         places = _positional_arguments(handler, name)
         self.handler = handler
-        #: Whether calling it returns a coroutine, as far as inspection shows. ``functools.wraps`` around a coroutine function hides
-        #: it: that is called as a sync function, and its result is awaited.
+        #: Whether calling it returns a coroutine, as far as inspection shows. ``functools.wraps`` around a coroutine
+        #: function hides it: that is called as a sync function, and its result is awaited.
         self.is_async = is_async(handler)
         self.options = read_all(OPTIONS, given, f"@consumer {name}: ")
         if self.options["batch_wait"] is not None and self.options["batch"] is None:
@@ -179,7 +179,8 @@ class Registration:
 
     @property
     def takes_several(self) -> bool:
-        """Whether its handler is called with several messages and their ``BatchContext``: it has a ``batch``, or takes sets."""
+        """Whether its handler is called with several messages and their ``BatchContext``: it has a ``batch``, or takes
+        sets."""
         return self.options["batch"] is not None or (self.finder is not None and self.finder.alone)
 
     def knows(self, type_name: str) -> type | None:

@@ -65,8 +65,8 @@ class Registry:
         return next((one.finder for one in self.of(queue) if one.finder is not None), None)
 
     def find(self, queue: Any, kind: messages.Kind, recipient: str, headers: str = "") -> Registration | None:
-        """The consumer of a message of this kind addressed to ``recipient``; None: this process has none. Raises UndecodableMessage
-        if a resolver knows that none exists."""
+        """The consumer of a message of this kind addressed to ``recipient``; None: this process has none. Raises
+        UndecodableMessage if a resolver knows that none exists."""
         finder = self.resolver_of(queue)
         if finder is not None:
             found: Registration = finder.find(kind.names[0], finder.variant_of(headers))
@@ -86,7 +86,8 @@ registered = Registry()
 
 
 def matching_consumers(registrations: Iterable[Registration], names: Sequence[str]) -> list[Registration]:
-    """The consumers of a type and of its bases (``Kind.names``): those of the type first, then those of the nearest base."""
+    """The consumers of a type and of its bases (``Kind.names``): those of the type first, then those of the nearest
+    base."""
     some = list(registrations)
     found = {one.name: one for name in with_bases(some, names) for one in some if name in one.type_names}
     return list(found.values())
@@ -101,5 +102,6 @@ def with_bases(registrations: Iterable[Registration], names: Sequence[str]) -> S
 
 
 def recipients_of(queue: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) if this process knows none."""
+    """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) if this process
+    knows none."""
     return tuple(one.name for one in matching_consumers(registered.of(queue), names)) or ("",)

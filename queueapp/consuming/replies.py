@@ -31,9 +31,9 @@ class ReplyMixin:
         def correlation_id(self) -> str | None: ...
 
     def reply(self, body: Any, **options: Any) -> uuid.UUID:
-        """Answer: send to the queue that the sender named (``reply_to``), with the message's correlation id, or its id if it has none.
-        The other arguments are those of ``Queue.send``. Raises InvalidMessage if the sender named no queue, and QueueNotFound if this
-        process does not know it."""
+        """Answer: send to the queue that the sender named (``reply_to``), with the message's correlation id, or its id
+        if it has none. The other arguments are those of ``Queue.send``. Raises InvalidMessage if the sender named no
+        queue, and QueueNotFound if this process does not know it."""
         if not self.reply_to:
             raise InvalidMessage(f"Message {self.message_id} names no address for an answer (reply_to).")
         queue = queues.find_by_address(self.reply_to)

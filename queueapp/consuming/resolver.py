@@ -1,7 +1,7 @@
 """``ConsumerResolver``: selects the consumer of a message where consumers are not registered one by one.
 
-Django's tasks are such: every task is a consumer with its own options, and a worker finds it by its path. A resolver belongs to a
-registered consumer (``Registration.finder``), whose name addresses its messages and is shown.
+Django's tasks are such: every task is a consumer with its own options, and a worker finds it by its path. A resolver
+belongs to a registered consumer (``Registration.finder``), whose name addresses its messages and is shown.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ConsumerResolver(abc.ABC):
 
     @abc.abstractmethod
     def find(self, type_name: str, variant: str = "") -> Registration:
-        """The consumer of messages of this type and variant. Raises UndecodableMessage if there is none, so that the message becomes
-        poison."""
+        """The consumer of messages of this type and variant. Raises UndecodableMessage if there is none, so that the
+        message becomes poison."""
 
     def variant_of(self, headers: str) -> str:
         """The part of the headers that selects among consumers of one type; called only if it ``varies``."""

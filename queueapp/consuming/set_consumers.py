@@ -1,7 +1,7 @@
 """Set consumers: the handler processes the claimed messages in the database, and no message is loaded into Python.
 
-A set consumer is the only consumer of its queue, and handles messages of every type. Its queue is TRANSACTIONAL: the rows are locked
-while the handler runs, deleted after it, and all of that is one transaction.
+A set consumer is the only consumer of its queue, and handles messages of every type. Its queue is TRANSACTIONAL: the
+rows are locked while the handler runs, deleted after it, and all of that is one transaction.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class MessageSet:
 
     @property
     def rows(self) -> QuerySet[Any]:
-        """The messages as a queryset of the queue's table, for subqueries and raw SQL (``rows.query.sql_with_params()``)."""
+        """The messages as a queryset of the queue's table, for subqueries and raw SQL
+        (``rows.query.sql_with_params()``)."""
         rows: QuerySet[Any] = self.queue.objects.using(self.alias).filter(orm.Among("seq", self._seqs)).order_by()
         return rows
 
@@ -57,9 +58,10 @@ class MessageSet:
         return orm.body_field(path, output_field or models.TextField())
 
     def insert_into(self, model: type[models.Model], **values: Any) -> int:
-        """Insert a row into the table of ``model`` for each message, by one INSERT … SELECT; returns how many. The values are
-        expressions over ``rows``, or plain ones; a field that is not named gets its default. No ``save()`` and no signal. Raises
-        InvalidOption for a field that does not exist, and for one that is not named and whose default only Python can compute."""
+        """Insert a row into the table of ``model`` for each message, by one INSERT … SELECT; returns how many. The
+        values are expressions over ``rows``, or plain ones; a field that is not named gets its default. No ``save()``
+        and no signal. Raises InvalidOption for a field that does not exist, and for one that is not named and whose
+        default only Python can compute."""
         fields = {field.name: field for field in model._meta.concrete_fields}
         call = f"insert_into({model.__name__})"
         for name in values:
@@ -124,8 +126,8 @@ class SetResolver(ConsumerResolver):
 def set_consumer(
     queue: type[models.Model], *, size: int = SIZE.default, name: str | None = None, **options: Any
 ) -> Callable[[HandlerT], HandlerT]:
-    """Make a function the handler of all messages of a TRANSACTIONAL queue, called with a ``MessageSet``. ``size``: the most messages
-    of a set; the other arguments are those of ``@consumer`` for retries, which apply to each message.
+    """Make a function the handler of all messages of a TRANSACTIONAL queue, called with a ``MessageSet``. ``size``: the
+    most messages of a set; the other arguments are those of ``@consumer`` for retries, which apply to each message.
 
     >>> @set_consumer(Prices)
     ... def store(messages: MessageSet) -> None:

@@ -1,8 +1,9 @@
-"""``run_shielded``: runs a function on the thread of Django's async ORM to its end, even if the asyncio task is cancelled.
+"""``run_shielded``: runs a function on the thread of Django's async ORM to its end, even if the asyncio task is
+cancelled.
 
-A thread cannot be cancelled. ``sync_to_async`` raises in the task at once and leaves its function running, or removes it from the
-thread's queue: a transaction would be entered and never left, or a lease would not be released. Here the task waits until the
-thread has finished, and is cancelled then.
+A thread cannot be cancelled. ``sync_to_async`` raises in the task at once and leaves its function running, or removes
+it from the thread's queue: a transaction would be entered and never left, or a lease would not be released. Here the
+task waits until the thread has finished, and is cancelled then.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ async def run_shielded(
     undo: Callable[..., Any] | None = None,
     droppable: bool = True,
 ) -> _ResultT:
-    """Call a function on the thread of Django's async ORM and return its result. Once begun it is awaited, however often the task is
-    cancelled meanwhile; CancelledError is raised after that.
+    """Call a function on the thread of Django's async ORM and return its result. Once begun it is awaited, however
+    often the task is cancelled meanwhile; CancelledError is raised after that.
 
-    ``undo``: called with the three arguments of an ``__exit__`` if the task was cancelled and the function has succeeded.
-    ``droppable=False``: the function runs even if the task is cancelled before the thread has begun it.
+    ``undo``: called with the three arguments of an ``__exit__`` if the task was cancelled and the function has
+    succeeded. ``droppable=False``: the function runs even if the task is cancelled before the thread has begun it.
     """
     over: Future[tuple[_ResultT | None, BaseException | None]] = Future()
     begun = threading.Lock()
@@ -41,8 +42,9 @@ async def run_shielded(
                 over.set_result((None, error))
 
     finished = asyncio.wrap_future(over)
-    # An asyncio task of its own, since ``sync_to_async`` does not wait for its function when it is cancelled. At the end of a loop all
-    # tasks are cancelled, this one as well: ``finished`` waits for a function that has begun, and one that has not is submitted again.
+    # An asyncio task of its own, since ``sync_to_async`` does not wait for its function when it is cancelled. At the
+    # end of a loop all tasks are cancelled, this one as well: ``finished`` waits for a function that has begun, and one
+    # that has not is submitted again.
     carrier: asyncio.Future[None] = asyncio.ensure_future(sync_to_async(once, thread_sensitive=True)())
     cancelled: asyncio.CancelledError | None = None
     while not finished.done():

@@ -1,6 +1,7 @@
 """Caches the claim records of each queue and database (``sql.claim_records``) in this process.
 
-Only committed records are cached: a claim in the caller's transaction may be rolled back, together with the acks that it saw.
+Only committed records are cached: a claim in the caller's transaction may be rolled back, together with the acks that
+it saw.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from ..models import ClaimRecord
 from ..sql import QueueSql
 from ..sql.limits import KnownClaims, LimitedClaim, lock_number
 
-#: The process whose record number it divides drops records that are not needed any more. A prime: numbers are shared by all queues of
-#: a database, and a queue that gets only even ones has its turn as well.
+#: The process whose record number it divides drops records that are not needed any more. A prime: numbers are shared by
+#: all queues of a database, and a queue that gets only even ones has its turn as well.
 DROP_EVERY = 499
 
 _of: dict[tuple[Any, ...], ClaimRecordCache] = {}
 
 
 class ClaimRecordCache:
-    """The cache of one queue in one database, for any number of threads: a lost update is as valid as the other one, it only reads
-    some records once more."""
+    """The cache of one queue in one database, for any number of threads: a lost update is as valid as the other one, it
+    only reads some records once more."""
 
     __slots__ = ("_drop", "_dropped_to", "_seen")
 
@@ -51,8 +52,8 @@ class ClaimRecordCache:
 
 
 def forget_uncounted(alias: str) -> int:
-    """Delete the records of queues that have no limit any more; returns how many. If such a queue gets a limit again, messages leased
-    meanwhile have no record, and counting must begin anew."""
+    """Delete the records of queues that have no limit any more; returns how many. If such a queue gets a limit again,
+    messages leased meanwhile have no record, and counting must begin anew."""
     kept = {one._meta.db_table for one in registry.queues if keeps_records(one)}
     numbers = [lock_number(table) for table in {one._meta.db_table for one in registry.queues} - kept]
     if not router.allow_migrate_model(alias, ClaimRecord):

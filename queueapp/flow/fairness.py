@@ -1,8 +1,9 @@
 """Assigns messages to subscribers while there are fewer messages than free capacity. Pure: no database, no clock.
 
-``assign`` has the same result as dealing the messages out one at a time, each to the subscriber that the model selects: fast, the
-first with capacity; round-robin, the next with capacity; proportional, the one that uses the smallest part of its backlog, the first
-of several. With filters there is no ranking that holds for all messages, and it does deal them out.
+``assign`` has the same result as dealing the messages out one at a time, each to the subscriber that the model selects:
+fast, the first with capacity; round-robin, the next with capacity; proportional, the one that uses the smallest part of
+its backlog, the first of several. With filters there is no ranking that holds for all messages, and it does deal them
+out.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Capacity(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """For each message the index of its subscription, or None; and the index of the subscription that got the last one, for
-    round-robin."""
+    """For each message the index of its subscription, or None; and the index of the subscription that got the last one,
+    for round-robin."""
 
     indexes: list[int | None]
     turn: int
@@ -43,8 +44,8 @@ def assign(
     turn: int = -1,
     takes: Callable[[int, int], bool] | None = None,
 ) -> Assigned:
-    """Assign so many messages to these subscriptions. ``turn``: the index that got the last message, or -1. ``takes`` (index,
-    message): whether the filter of a subscription accepts that message; None: there are no filters."""
+    """Assign so many messages to these subscriptions. ``turn``: the index that got the last message, or -1. ``takes``
+    (index, message): whether the filter of a subscription accepts that message; None: there are no filters."""
     if takes is not None:
         return _one_at_a_time(capacities, messages, model, turn, takes)
     count = len(capacities)

@@ -1,4 +1,5 @@
-"""The filter of one subscriber: it takes only messages of which the expression is true, and leaves the others to other subscribers."""
+"""The filter of one subscriber: it takes only messages of which the expression is true, and leaves the others to other
+subscribers."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class SubscriberFilter:
         self._parse = ParsedMessage.stored
 
     def passes(self, headers: str, body: Any) -> bool:
-        """Whether this subscriber takes a message. One that cannot be parsed passes: its receiver moves it to poison, while it would
-        stay in the queue otherwise."""
+        """Whether this subscriber takes a message. One that cannot be parsed passes: its receiver moves it to poison,
+        while it would stay in the queue otherwise."""
         try:
             message = self._parse(headers, body, self._topic, self._content_type)
         except UndecodableMessage:

@@ -1,11 +1,11 @@
 """Claims on a queue with a limit on messages in flight or a fairness model.
 
-*Combining dispatch*: there is no dispatcher. While the queue has more messages than all live subscribers have capacity for, every
-model fills all of them, so a worker claims as on any other queue, after a peek: nothing is locked, and messages in flight are not
-counted. Otherwise a receiver first takes up messages that were assigned to its subscriber. If there are none, it locks the queue for a
-moment, and either there is more than the free capacity now, and it claims its part, or it assigns all available messages to the live
-subscribers and notifies them. An assignment that is not taken up in time expires, and that of a dead subscriber is released, as a
-lease is.
+*Combining dispatch*: there is no dispatcher. While the queue has more messages than all live subscribers have capacity
+for, every model fills all of them, so a worker claims as on any other queue, after a peek: nothing is locked, and
+messages in flight are not counted. Otherwise a receiver first takes up messages that were assigned to its subscriber.
+If there are none, it locks the queue for a moment, and either there is more than the free capacity now, and it claims
+its part, or it assigns all available messages to the live subscribers and notifies them. An assignment that is not
+taken up in time expires, and that of a dead subscriber is released, as a lease is.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from .filters import SubscriberFilter, filter_of
 
 #: The limit of a queue without one.
 _UNLIMITED = 2**31 - 1
-#: The most messages that are assigned at a time, without and with filters, which read them; capacity beyond is not counted.
+#: The most messages that are assigned at a time, without and with filters, which read them; capacity beyond is not
+#: counted.
 WINDOW, FILTERED_WINDOW = 5_000, 1_000
-#: Seconds for which the known capacity of live subscribers is used. Messages assigned to a subscriber meanwhile wait as long.
+#: Seconds for which the known capacity of live subscribers is used. Messages assigned to a subscriber meanwhile wait as
+#: long.
 KNOWN_FOR = 0.2
 
 
@@ -47,8 +49,9 @@ class Subscription(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The result of a claim. ``at_limit``: as many messages are in flight as the limit allows. ``full``: there may be more for this
-    subscriber. ``unassigned``: messages that no live subscriber's filter accepts; they stay in the queue."""
+    """The result of a claim. ``at_limit``: as many messages are in flight as the limit allows. ``full``: there may be
+    more for this subscriber. ``unassigned``: messages that no live subscriber's filter accepts; they stay in the
+    queue."""
 
     rows: list[Claimed]
     at_limit: bool = False
@@ -85,8 +88,8 @@ class LimitedClaims:
         own: Subscription | None = None,
         bounded: bool = False,
     ) -> ClaimResult:
-        """Lease at most ``limit`` messages. ``own``: a subscription without a row, for this claim only. ``bounded``: the caller counts
-        the messages of its subscriber, and has capacity for ``limit``."""
+        """Lease at most ``limit`` messages. ``own``: a subscription without a row, for this claim only. ``bounded``:
+        the caller counts the messages of its subscriber, and has capacity for ``limit``."""
         if not self._dispatches:
             most = self.limit
 
@@ -156,7 +159,8 @@ class LimitedClaims:
         lease_ms: int | None,
         own: Subscription | None,
     ) -> ClaimResult | tuple[bool, Sequence[Claimed]]:
-        """Under the lock: the messages claimed, or, after an assignment, whether the limit is reached and the unassigned messages."""
+        """Under the lock: the messages claimed, or, after an assignment, whether the limit is reached and the
+        unassigned messages."""
         out = Counter[uuid.UUID]()
         for one in self.sql.limits.leases(connection):
             out[one.owner] += one.messages

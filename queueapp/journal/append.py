@@ -1,4 +1,5 @@
-"""Appends published messages to the journal: one row in the publisher's transaction, whichever queues take the message."""
+"""Appends published messages to the journal: one row in the publisher's transaction, whichever queues take the
+message."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def journal_of(connection: Any) -> JournalSql:
 
 
 def is_fed(queue: Any) -> bool:
-    """Whether a queue gets messages of journaled topics from the journal, up to its target depth, and not from publishers."""
+    """Whether a queue gets messages of journaled topics from the journal, up to its target depth, and not from
+    publishers."""
     return queue.delivery.target_queue_depth is not None
 
 
@@ -31,8 +33,8 @@ TOOK, REFUSED, FED = "|{}|", "|-{}|", "|+{}|"
 
 
 class Distribution(NamedTuple):
-    """The queues of a published message: those that take it, those that get it from the journal, and those whose filter refuses
-    it."""
+    """The queues of a published message: those that take it, those that get it from the journal, and those whose filter
+    refuses it."""
 
     took: tuple[Any, ...] = ()
     fed: tuple[Any, ...] = ()

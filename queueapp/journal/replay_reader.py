@@ -1,8 +1,9 @@
 """``replay(topic, since=…)``: reads the journal again, as an iterator that does not skip late commits.
 
-A replay reads in batches and keeps no transaction open between them. From the second batch on it records its position, on a
-connection of its own, so that retention does not overtake it; the record is valid for ``READER_LIFE`` after each batch, and is
-deleted at the end. Without the privilege to write it reads without a record. If retention may have overtaken it, it logs that once.
+A replay reads in batches and keeps no transaction open between them. From the second batch on it records its position,
+on a connection of its own, so that retention does not overtake it; the record is valid for ``READER_LIFE`` after each
+batch, and is deleted at the end. Without the privilege to write it reads without a record. If retention may have
+overtaken it, it logs that once.
 """
 
 from __future__ import annotations
@@ -108,12 +109,14 @@ def replay(
     rate: float | None = None,
     using: str | None = None,
 ) -> Replay:
-    """The messages published to a journaled topic, or to all topics that a regular expression matches, as an iterator of ``Entry``.
+    """The messages published to a journaled topic, or to all topics that a regular expression matches, as an iterator
+    of ``Entry``.
 
-    ``since``: ``"epoch"``; ``"now"``; a bookmark, after which it begins; an aware datetime or an ISO-8601 timestamp. ``filter``: an
-    expression (text or compiled) that the messages match. ``follow``: wait for further messages, until ``stop()``.
-    ``bookmark_not_found``: where to begin if the journal does not have the bookmark: ``"now"``, ``"epoch"``, or ``"fail"``, which
-    raises BookmarkNotFound. ``rate``: the most messages a second. Raises InvalidOption.
+    ``since``: ``"epoch"``; ``"now"``; a bookmark, after which it begins; an aware datetime or an ISO-8601 timestamp.
+    ``filter``: an expression (text or compiled) that the messages match. ``follow``: wait for further messages, until
+    ``stop()``. ``bookmark_not_found``: where to begin if the journal does not have the bookmark: ``"now"``,
+    ``"epoch"``, or ``"fail"``, which raises BookmarkNotFound. ``rate``: the most messages a second. Raises
+    InvalidOption.
 
     >>> for entry in replay("orders", since="2026-11-22T10:00:00Z", filter="/total > 100"):
     ...     print(entry.bookmark, entry.decode())
@@ -232,8 +235,8 @@ class Replay:
             self._position_record.move(found[0].position if found else self._position.after)
 
     def _check_overtaken(self, connection: Any, journal: JournalSql, topics: Sequence[str]) -> None:
-        """If no record held retention back since the last batch, log that entries may be gone that were not read. Raises
-        BookmarkNotFound if that was requested."""
+        """If no record held retention back since the last batch, log that entries may be gone that were not read.
+        Raises BookmarkNotFound if that was requested."""
         if self._fetched_at is None or self._position_record.holds:
             return
         away = monotonic() - self._fetched_at

@@ -1,8 +1,9 @@
-"""Retention: removes journal entries that were kept for long enough, but none that a queue or a replay has still to read.
+"""Retention: removes journal entries that were kept for long enough, but none that a queue or a replay has still to
+read.
 
-A partition is dropped as a whole when all of its entries are over; entries of a topic with a shorter retention, and entries outside
-of partitions, are deleted in batches before that. Each step is a short transaction and waits at most ``WAIT_MS`` for a lock: a
-partition that is being read is dropped another time.
+A partition is dropped as a whole when all of its entries are over; entries of a topic with a shorter retention, and
+entries outside of partitions, are deleted in batches before that. Each step is a short transaction and waits at most
+``WAIT_MS`` for a lock: a partition that is being read is dropped another time.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def make_partitions(alias: str) -> int:
 
 
 def renumber(alias: str) -> int:
-    """Correct the order of entries that were restored from another server, before they are read; returns how many. Normally
-    none."""
+    """Correct the order of entries that were restored from another server, before they are read; returns how many.
+    Normally none."""
     connection = connections[alias]
     with transaction.atomic(using=alias):
         moved = journal_of(connection).renumber(connection, JournalCursor._meta.db_table)
@@ -66,7 +67,8 @@ def renumber(alias: str) -> int:
 
 
 def apply_retention(alias: str, may_continue: Callable[[], bool] = lambda: True) -> int:
-    """Remove entries that are over; returns how many were deleted singly. ``may_continue`` is called between two steps."""
+    """Remove entries that are over; returns how many were deleted singly. ``may_continue`` is called between two
+    steps."""
     connection = connections[alias]
     journal = journal_of(connection)
     Cursors = JournalCursor.objects.using(alias)

@@ -15,8 +15,8 @@ log = logging.getLogger("queueapp")
 
 
 class Start(NamedTuple):
-    """Read what follows ``after``, except entries published before ``not_before`` and those in ``passed_over``: entries committed
-    before reading began although they follow one that may still be committed."""
+    """Read what follows ``after``, except entries published before ``not_before`` and those in ``passed_over``: entries
+    committed before reading began although they follow one that may still be committed."""
 
     after: Position
     not_before: datetime | None = None
@@ -26,8 +26,8 @@ class Start(NamedTuple):
 def start_of(
     connection: Any, journal: JournalSql, topics: Sequence[str], point: Point, *, inclusive: bool, missing: str = EPOCH
 ) -> Start:
-    """Where reading these topics begins for a point. ``inclusive``: at a bookmark, not after it. ``missing``: the replacement of a
-    bookmark that does not exist: epoch, now, or fail, which raises BookmarkNotFound."""
+    """Where reading these topics begins for a point. ``inclusive``: at a bookmark, not after it. ``missing``: the
+    replacement of a bookmark that does not exist: epoch, now, or fail, which raises BookmarkNotFound."""
     if isinstance(point, datetime):
         return Start(BEGINNING, point)
     if isinstance(point, int):

@@ -1,7 +1,8 @@
-"""``Queue.ack(ids=…)`` and ``expire(ids=…)``: ending messages by their ids, also before they are sent (``sending.early_acks``).
+"""``Queue.ack(ids=…)`` and ``expire(ids=…)``: ending messages by their ids, also before they are sent
+(``sending.early_acks``).
 
-An id that is not in the queue is stored as an early ack for ``deferred_ack_expiration``. Each such id has its own transaction,
-unless the caller has one open, so that two acks of several ids cannot deadlock.
+An id that is not in the queue is stored as an early ack for ``deferred_ack_expiration``. Each such id has its own
+transaction, unless the caller has one open, so that two acks of several ids cannot deadlock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``Queue.ack``, ``cancel``, ``expire`` and ``extend``: ending messages by their bookmarks.
 
-The caller need not have received the messages: a bookmark (``seq``) can be passed to another process. The queue's ``leasing``
-decides which messages a caller may end; the others are skipped without an error, and each function returns how many messages it
-ended. All statements run in the caller's transaction, if there is one.
+The caller need not have received the messages: a bookmark (``seq``) can be passed to another process. The queue's
+``leasing`` decides which messages a caller may end; the others are skipped without an error, and each function returns
+how many messages it ended. All statements run in the caller's transaction, if there is one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class AckBySeq:
         return done
 
     def cancel(self, seqs: list[int], delay_ms: int | None) -> int:
-        """Return the messages to the queue, now or later; those that reach a limit expire. Returns how many leases ended."""
+        """Return the messages to the queue, now or later; those that reach a limit expire. Returns how many leases
+        ended."""
         delivery, done = self.queue.delivery, 0
         limits = Limits(delivery.max_cancels, delivery.max_deliveries)
         for part in self.parts(seqs):

@@ -1,7 +1,7 @@
 """``Queue.areceive()``: ``receive()`` for async code, on the thread that Django's async ORM uses.
 
-An asyncio task may be cancelled at any await. Work that the thread has begun is awaited, and entering the block is undone, so
-that no transaction stays open on that thread and every message is ended or available.
+An asyncio task may be cancelled at any await. Work that the thread has begun is awaited, and entering the block is
+undone, so that no transaction stays open on that thread and every message is ended or available.
 """
 
 from __future__ import annotations

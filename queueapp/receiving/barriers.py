@@ -1,4 +1,5 @@
-"""Barriers: messages that wait for all messages before them, hold back all behind them, and go to every subscriber at once.
+"""Barriers: messages that wait for all messages before them, hold back all behind them, and go to every subscriber at
+once.
 
     waiting  --a row before it exists, in any state--> waiting
              --none exists, and the filter of a live subscriber matches--> released: one delivery for each such subscriber,
@@ -6,10 +7,10 @@
              --none exists, and no subscriber is alive--> waiting
     released --its subscriber takes the delivery--> deleted, then handled: at most once
 
-Workers release barriers after their acks and at each peek, as do maintenance and ``Queue.receive()``. One process at a time
-releases, the others skip. A row before a barrier counts while it is leased, locked, deleted by a transaction that has not
-committed, or held back for a retry (``postpone``: on such a queue a retry keeps its position and does not go to the delayed
-store). A message that became poison is no row any more. No row can be inserted before an existing barrier
+Workers release barriers after their acks and at each peek, as do maintenance and ``Queue.receive()``. One process at a
+time releases, the others skip. A row before a barrier counts while it is leased, locked, deleted by a transaction that
+has not committed, or held back for a retry (``postpone``: on such a queue a retry keeps its position and does not go to
+the delayed store). A message that became poison is no row any more. No row can be inserted before an existing barrier
 (``barriers.lock_sends``), so rows that are gone are not searched for again.
 """
 
@@ -38,8 +39,8 @@ _GRACE_PERIOD = timedelta(minutes=1)
 
 
 def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: str = "") -> int:
-    """Release the barriers that no row precedes, in a transaction; returns how many. ``also``: a subscriber without a row, which
-    gets the barriers that are addressed to no recipient or to this one."""
+    """Release the barriers that no row precedes, in a transaction; returns how many. ``also``: a subscriber without a
+    row, which gets the barriers that are addressed to no recipient or to this one."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     count = 0
@@ -48,7 +49,8 @@ def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: st
             if _is_blocked(sql, queue, alias, connection, barrier):
                 break
             row = sql.barriers.lock(connection, barrier)
-            # Check again under the lock, because another process may have released it meanwhile, and from the beginning.
+            # Check again under the lock, because another process may have released it meanwhile, and from the
+            # beginning.
             _none_below.pop((queue._meta.db_table, alias), None)
             if row is None or _is_blocked(sql, queue, alias, connection, barrier):
                 break
@@ -104,15 +106,16 @@ def waiting(alias: str, subscriber: uuid.UUID) -> bool:
 
 
 def released(queue: Any, alias: str, limit: int) -> int:
-    """How many released barriers of a queue wait for their subscribers, up to ``limit``; 0 for a queue without barriers."""
+    """How many released barriers of a queue wait for their subscribers, up to ``limit``; 0 for a queue without
+    barriers."""
     if not queue.delivery.has_barriers:
         return 0
     return BarrierDelivery.objects.using(alias).filter(queue=queue._meta.label)[:limit].count()
 
 
 def take(alias: str, subscriber: uuid.UUID) -> Row | None:
-    """Take the first barrier that waits for this subscriber; None: there is none. The commit deletes it; it may be handled only
-    after that."""
+    """Take the first barrier that waits for this subscriber; None: there is none. The commit deletes it; it may be
+    handled only after that."""
     with transaction.atomic(using=alias):
         deliveries = BarrierDelivery.objects.using(alias).filter(subscriber=subscriber).order_by("number")
         found = deliveries.select_for_update(skip_locked=True).first()

@@ -25,8 +25,8 @@ BATCH, KEYS_KEPT = 3000, timedelta(hours=1)
 def processed_once(context: Any) -> bool:
     """Return whether this consumer processes this message for the first time, and record it in the open transaction.
 
-    For AT_LEAST_ONCE, where a message comes again if its worker dies between the effects and the ack. The message is identified
-    by the header that the queue's ``idempotency_header`` names, or else by its id; the record is kept for
+    For AT_LEAST_ONCE, where a message comes again if its worker dies between the effects and the ack. The message is
+    identified by the header that the queue's ``idempotency_header`` names, or else by its id; the record is kept for
     ``PROCESSED_RETENTION``. A concurrent handler of the same message waits. Raises QueueError outside of a transaction.
 
     >>> with transaction.atomic():
@@ -43,8 +43,8 @@ def processed_once(context: Any) -> bool:
     identity = f"header\\0{value}" if value else f"id\\0{context.message_id}"
     label = context.queue._meta.label
     backend, first = backend_of(connection), True
-    # Under the consumer's aliases as well: during a rolling deploy one attempt runs the old code and the next the new one. Sorted,
-    # so that two handlers cannot deadlock.
+    # Under the consumer's aliases as well: during a rolling deploy one attempt runs the old code and the next the new
+    # one. Sorted, so that two handlers cannot deadlock.
     for name in sorted((context.consumer.name, *context.consumer.aliases)):
         text = "\\0".join((label, name, identity)).encode(errors="surrogatepass")
         first &= backend.dedupe.record_processed(connection, TABLE, blake2b(text, digest_size=20).hexdigest(), label)

@@ -7,9 +7,9 @@ The invariant: every row below a mark is either
 * pending: it became available below the mark (a retry, a release, a late commit, an expired lease, a rollback in another
   process). The process that returns a row lowers its marks to it; all other pending rows are found by the rescan.
 
-A mark is a hint of one process: losing it costs time and no message. It exists because deleted rows at the head of a table stay
-there while any old snapshot is open, and a claim that begins at the head reads all of them (3,300 messages a second and falling;
-66,000 and constant from a mark).
+A mark is a hint of one process: losing it costs time and no message. It exists because deleted rows at the head of a
+table stay there while any old snapshot is open, and a claim that begins at the head reads all of them (3,300 messages a
+second and falling; 66,000 and constant from a mark).
 
 The structures:
 
@@ -34,11 +34,11 @@ FIRST_WINDOW = 50_000
 _SMALLEST_WINDOW = 1_000
 #: Half of all seqs: a sender may choose one of the highest seqs, and all others then lie below the mark.
 _LARGEST_WINDOW = 1 << 62
-#: A cycle has at most so many windows, however slow they are: on a busy machine a smaller window is no quicker, and with windows
-#: of 1,000 a late commit below a mark at a million waited for a thousand peeks.
+#: A cycle has at most so many windows, however slow they are: on a busy machine a smaller window is no quicker, and
+#: with windows of 1,000 a late commit below a mark at a million waited for a thousand peeks.
 WINDOWS_PER_CYCLE = 16
-#: After a window, the rescan pauses for so many times as long as that took: it uses a tenth of the time. Under load there are a
-#: hundred peeks a second, and each of them read 10 ms of a million messages that were leased to others.
+#: After a window, the rescan pauses for so many times as long as that took: it uses a tenth of the time. Under load
+#: there are a hundred peeks a second, and each of them read 10 ms of a million messages that were leased to others.
 DUTY_CYCLE = 9
 
 #: Where messages come back all the time, the rescan continues after so many near windows.
@@ -68,12 +68,13 @@ class ScanWindow:
         return start, start + self.span
 
     def advance(self, end: int, seconds: float, reached: int = 0) -> bool:
-        """The window was read in ``seconds`` of server time, up to the seq ``reached`` (0: completely). Return whether that
-        completed a cycle from zero to ``end``."""
+        """The window was read in ``seconds`` of server time, up to the seq ``reached`` (0: completely). Return whether
+        that completed a cycle from zero to ``end``."""
         start, end_of_window = self.bounds()
         self.cycle_seconds = seconds if self.position is None else self.cycle_seconds + seconds
         if reached:
-            # The window has more rows than one peek reads. The span doubled in a stretch without rows until it covered them all.
+            # The window has more rows than one peek reads. The span doubled in a stretch without rows until it covered
+            # them all.
             self.span = max(reached + 1 - start, _SMALLEST_WINDOW)
             self.position = reached + 1
         else:
@@ -93,8 +94,8 @@ class ScanWindow:
 
 
 class LowWaterMarks:
-    """The low-water marks of one queue in one process, and its rescan. The receivers of the queue use it without a lock: a lost
-    update means that a few rows are read twice, or are found by the rescan."""
+    """The low-water marks of one queue in one process, and its rescan. The receivers of the queue use it without a
+    lock: a lost update means that a few rows are read twice, or are found by the rescan."""
 
     __slots__ = (
         "_index",
@@ -116,8 +117,8 @@ class LowWaterMarks:
         self.leveled = leveled
         self._index = {level: index for index, level in enumerate(self.levels)}
         self._marks: MutableSequence[int] | memoryview[int] = [0] * len(self.levels)
-        #: Two counters: retreats because of a returned row, and retreats for another reason. A counter, and not the mark, says
-        #: that rows came back: a claim that was active meanwhile advances the mark again.
+        #: Two counters: retreats because of a returned row, and retreats for another reason. A counter, and not the
+        #: mark, says that rows came back: a claim that was active meanwhile advances the mark again.
         self._returns: MutableSequence[int] | memoryview[int] = [0, 0]
         self._returns_seen = 0
         #: The first seq of the near window; None: no near window is due.
@@ -134,8 +135,8 @@ class LowWaterMarks:
     # -- claims -------------------------------------------------------------------------------------------------------
 
     def ahead(self) -> list[SeqRange]:
-        """The ranges of the next claim, in claim order: each level from its mark. Recipients of one priority take turns at being
-        the first, so that one with an endless backlog does not starve the others."""
+        """The ranges of the next claim, in claim order: each level from its mark. Recipients of one priority take turns
+        at being the first, so that one with an endless backlog does not starve the others."""
         marks = self._marks
         if not self.leveled:
             return [SeqRange(marks[0], MAX_SEQ, *self.levels[0])]
@@ -147,8 +148,9 @@ class LowWaterMarks:
         return ranges
 
     def advance(self, rows: Sequence[Claimed], returns: int) -> None:
-        """Move the marks of the levels above these rows, which were claimed. ``returns`` is the value of the property when the
-        claim began: a row that came back since then may lie below these, unseen by the claim, and the marks stay."""
+        """Move the marks of the levels above these rows, which were claimed. ``returns`` is the value of the property
+        when the claim began: a row that came back since then may lie below these, unseen by the claim, and the marks
+        stay."""
         if returns != self._returns[0]:
             self._kept += 1
             if self._kept < _KEPT_IN_A_ROW:
@@ -178,8 +180,8 @@ class LowWaterMarks:
             self._marks[index] = min(max(self._marks[index], after(self._marks[index])), MAX_SEQ)
 
     def retreat(self, seq: int, *, returned: bool = True) -> None:
-        """Lower every mark to this row, which is available. ``returned=False``: it was not claimed before, so that no active claim
-        can have passed it."""
+        """Lower every mark to this row, which is available. ``returned=False``: it was not claimed before, so that no
+        active claim can have passed it."""
         for index, mark in enumerate(self._marks):
             if seq < mark:
                 self._marks[index] = seq
@@ -198,8 +200,8 @@ class LowWaterMarks:
     # -- rescan -------------------------------------------------------------------------------------------------------
 
     def behind(self) -> list[SeqRange]:
-        """The ranges of the present window, cut off at each level's mark; empty if none lies below. It is the near window after
-        rows came back, and the rescan's else."""
+        """The ranges of the present window, cut off at each level's mark; empty if none lies below. It is the near
+        window after rows came back, and the rescan's else."""
         if (
             self._near is None
             and self._returns[0] != self._returns_seen
@@ -216,8 +218,8 @@ class LowWaterMarks:
         return ranges
 
     def rescanned(self, seconds: float, reached: int = 0) -> bool:
-        """The present window was read in ``seconds`` (0: its content is known without a query), up to the seq ``reached`` (0:
-        completely). Continue with the next one; return whether that completed a cycle."""
+        """The present window was read in ``seconds`` (0: its content is known without a query), up to the seq
+        ``reached`` (0: completely). Continue with the next one; return whether that completed a cycle."""
         if self._near is not None:
             self._near = reached + 1 if reached else None
             return False
@@ -258,8 +260,8 @@ class LowWaterMarks:
     def share(
         self, marks: memoryview[int] | MutableSequence[int], returns: memoryview[int] | MutableSequence[int]
     ) -> None:
-        """Keep the marks in this memory from now on, which other processes with the same levels use too: a claim then begins
-        above what any of them has claimed. ``returns`` holds the two counters."""
+        """Keep the marks in this memory from now on, which other processes with the same levels use too: a claim then
+        begins above what any of them has claimed. ``returns`` holds the two counters."""
         for index, mark in enumerate(self._marks):
             marks[index] = max(marks[index], mark)
         self._marks, self._returns = marks, returns

@@ -74,8 +74,8 @@ class Message(WellKnown):
         return read_checkpoint(text, self.id, self._batch.alias)
 
     def checkpoint(self, value: Any) -> None:
-        """Store the progress of the work, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, for a message that is
-        not leased, NoCheckpoint."""
+        """Store the progress of the work, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, for a
+        message that is not leased, NoCheckpoint."""
         headers = with_checkpoint(self._claimed[HEADERS], value, self.id, self._batch.alias)
         self._batch.write_headers(self.seq, headers)
 
@@ -98,7 +98,8 @@ class Message(WellKnown):
         return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._batch.alias)
 
     def ack(self) -> None:
-        """Delete the message: it is processed. Raises LeaseLost if the lease expired and another receiver has the message."""
+        """Delete the message: it is processed. Raises LeaseLost if the lease expired and another receiver has the
+        message."""
         self._batch.end(self, "acked")
 
     @property
@@ -107,7 +108,8 @@ class Message(WellKnown):
         return int(self._claimed[CANCELS])
 
     def cancel(self) -> None:
-        """Return it to its position in the queue; counts in ``cancels``, and moves it to poison at a limit. Raises LeaseLost."""
+        """Return it to its position in the queue; counts in ``cancels``, and moves it to poison at a limit. Raises
+        LeaseLost."""
         self._batch.end(self, "cancelled")
 
     def expire(self, reason: str = "dropped by its receiver") -> None:

@@ -1,7 +1,7 @@
 """The low-water mark of a queue whose priority has 64 bits: one mark for the whole queue, and single rows below it.
 
-Messages have one total order, by priority and then by seq; the *order key* is a message's number in it (128 bits). The invariant:
-every row whose order key is below the mark is either
+Messages have one total order, by priority and then by seq; the *order key* is a message's number in it (128 bits). The
+invariant: every row whose order key is below the mark is either
 
 * claimed, or not for this process, when the mark passed it (under an old snapshot: dead rows that no claim should read again); or
 * *pending*: its order key is in ``_pending``, and the next claims take it by that key; or
@@ -40,8 +40,8 @@ MAX_PEEKED = 500
 
 
 class ClaimStart(NamedTuple):
-    """The state with which a claim began: the pending order keys that it takes, the mark, the number of retreats, and the highest
-    seq that was read."""
+    """The state with which a claim began: the pending order keys that it takes, the mark, the number of retreats, and
+    the highest seq that was read."""
 
     pending: list[int]
     mark: int
@@ -83,8 +83,8 @@ class Priority64Marks(LowWaterMarks):
             return ClaimStart(pending, self.mark, self.mark_retreats, self._read_to)
 
     def end_claim(self, start: ClaimStart, rows: Sequence[Claimed] | None, full: bool, *, failed: bool = False) -> None:
-        """The claim got these rows; None: they are unknown. ``failed``: what it had claimed is available again, and other claims
-        may have passed it."""
+        """The claim got these rows; None: they are unknown. ``failed``: what it had claimed is available again, and
+        other claims may have passed it."""
         with self._lock:
             if failed:
                 self.mark = min(self.mark, start.mark)
@@ -104,8 +104,8 @@ class Priority64Marks(LowWaterMarks):
                 self._add_pending([key for key in start.pending if key > last])
             if last >= self.mark and start.retreats == self.mark_retreats:
                 self.mark = last + 1
-                # New rows that were read meanwhile lay below the new mark but not below the old one: they are not pending, and
-                # this claim may not have seen them.
+                # New rows that were read meanwhile lay below the new mark but not below the old one: they are not
+                # pending, and this claim may not have seen them.
                 if start.read_to is not None and self._read_to is not None:
                     self._read_to = min(self._read_to, start.read_to)
 
@@ -168,8 +168,8 @@ class Priority64Marks(LowWaterMarks):
                 return
 
     def rescan(self, sql: Any, connection: Any, unwanted: Callable[[int], bool] = lambda key: False) -> None:
-        """Read the last seqs again, and the next window of all if it is due: for late commits and returned messages, without order
-        keys that are ``unwanted``."""
+        """Read the last seqs again, and the next window of all if it is due: for late commits and returned messages,
+        without order keys that are ``unwanted``."""
         self.read_new(sql, connection)
         read_to = self._read_to or 0
         keys, _, _ = sql.claims.scan_order_keys(connection, read_to - NEAR, read_to, self.mark, NEAR + 1)

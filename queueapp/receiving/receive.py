@@ -1,10 +1,11 @@
 """``Queue.receive()``: receiving without a worker, for scripts, pipelines and tests.
 
-Workers and scripts use the same statements and the same three semantics. A script ends each message in one of three ways (ack,
-cancel, expire); a message that it does not end is returned to the queue when the block is remaining. A terminal write that changes no
-row raises LeaseLost, so that a stale lease never ends a message; where ``leasing`` lets other clients end it as well, that is no
-error. A message that reaches a limit of its queue (``max_deliveries``, ``max_cancels``) when it is returned expires instead, in
-the same transaction; one that reached ``max_deliveries`` without being returned expires when it is claimed, and is not handed out.
+Workers and scripts use the same statements and the same three semantics. A script ends each message in one of three
+ways (ack, cancel, expire); a message that it does not end is returned to the queue when the block is remaining. A
+terminal write that changes no row raises LeaseLost, so that a stale lease never ends a message; where ``leasing`` lets
+other clients end it as well, that is no error. A message that reaches a limit of its queue (``max_deliveries``,
+``max_cancels``) when it is returned expires instead, in the same transaction; one that reached ``max_deliveries``
+without being returned expires when it is claimed, and is not handed out.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ from .temporary_subscriber import register
 
 
 class Receive(Sequence[Message]):
-    """The context manager behind ``Queue.receive()``: one batch of at most ``max_backlog`` messages, a sequence of ``Message``.
+    """The context manager behind ``Queue.receive()``: one batch of at most ``max_backlog`` messages, a sequence of
+    ``Message``.
 
-    A message that the caller has got by iteration or by index counts as handed out; the others are released uncounted at the end.
+    A message that the caller has got by iteration or by index counts as handed out; the others are released uncounted
+    at the end.
 
-    AT_LEAST_ONCE: the messages are leased for ``lease_period``, to ``client`` if it is given (a uuid; under STRICT leasing every
-    caller that names it may end them as well). A queue whose leases do not expire needs a ``lease_period`` here.
-    TRANSACTIONAL: the whole block is one transaction on the queue's database, and its commit deletes what was acked.
-    AT_MOST_ONCE: the messages are deleted when the block is entered; ack, cancel and expire only release a permit, where the
-    queue counts them. The block is a subscriber of its own: ``max_per_subscription_backlog`` limits it as well. Raises
-    InvalidOption for a ``max_backlog`` outside of 1 to 3,500.
+    AT_LEAST_ONCE: the messages are leased for ``lease_period``, to ``client`` if it is given (a uuid; under STRICT
+    leasing every caller that names it may end them as well). A queue whose leases do not expire needs a
+    ``lease_period`` here. TRANSACTIONAL: the whole block is one transaction on the queue's database, and its commit
+    deletes what was acked. AT_MOST_ONCE: the messages are deleted when the block is entered; ack, cancel and expire
+    only release a permit, where the queue counts them. The block is a subscriber of its own:
+    ``max_per_subscription_backlog`` limits it as well. Raises InvalidOption for a ``max_backlog`` outside of 1 to
+    3,500.
     """
 
     def __init__(
@@ -64,7 +68,8 @@ class Receive(Sequence[Message]):
         self.alias = validation.alias_of(queue, using)
         delivery = queue.delivery
         self._limit = min(max_backlog, delivery.max_per_subscription_backlog or max_backlog)
-        #: None: the value in effect, which is read when the block is entered. The constructor may not query the database.
+        #: None: the value in effect, which is read when the block is entered. The constructor may not query the
+        #: database.
         self._period = lease_period
         if lease_period is not None:
             validation.milliseconds("lease_period", lease_period, low=1)
@@ -151,14 +156,15 @@ class Receive(Sequence[Message]):
             self._atomic.__exit__(kind, error, tb)
 
     def _barriers(self) -> list[Message]:
-        """The barriers that no row precedes: this block is a subscriber of them. They are deleted already, since each is taken
-        once."""
+        """The barriers that no row precedes: this block is a subscriber of them. They are deleted already, since each
+        is taken once."""
         sql = queue_sql(self.queue, connections[self.alias])
         if not sql.table.barriers:
             return []
         barriers.release(self.queue, self.alias, self._batch.owner, self._recipient)
         found = []
-        # Also those that an earlier block of this client released and did not take: a claim gets nothing while one is there.
+        # Also those that an earlier block of this client released and did not take: a claim gets nothing while one is
+        # there.
         while (row := barriers.take(self.alias, self._batch.owner)) is not None:
             found.append(Message(self._batch, barriers.as_claimed(sql.table, row), barrier=True))
         return found
@@ -182,8 +188,9 @@ class Receive(Sequence[Message]):
         marks = marks_for(self.queue, self.alias, tuple(levels), leveled)
         if isinstance(marks, Priority64Marks):
             return self._claim_by_order_key(sql, connection, marks)
-        # Returned messages keep their position, so the present window of the rescan comes first: a backlog above the mark that
-        # fills every batch must not starve them. If the batch is not full after that, claim from the beginning.
+        # Returned messages keep their position, so the present window of the rescan comes first: a backlog above the
+        # mark that fills every batch must not starve them. If the batch is not full after that, claim from the
+        # beginning.
         behind, ahead = marks.behind(), marks.ahead()
         scans = [sorted(behind + ahead, key=lambda r: -r.priority)] if leveled else [behind, ahead]
         scans.append([SeqRange(0, recipient=r, priority=p) for r, p in levels])
@@ -228,8 +235,8 @@ class Receive(Sequence[Message]):
         return sql.claims.claim_by_delete(connection, ranges, limit, self._batch.whole, owner=owner)
 
     def _claim_by_order_key(self, sql: QueueSql, connection: Any, marks: Priority64Marks) -> list[Claimed]:
-        """With a priority of 64 bits: returned messages and late commits have an order key below the mark, so the rescan comes
-        first. If the batch is not full after that, claim from the beginning."""
+        """With a priority of 64 bits: returned messages and late commits have an order key below the mark, so the
+        rescan comes first. If the batch is not full after that, claim from the beginning."""
         rows: list[Claimed] = []
         beginning = False
         while (limit := self._limit - len(rows)) > 0:

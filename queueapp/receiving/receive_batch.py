@@ -1,5 +1,5 @@
-"""The messages of a ``receive()`` block, and the terminal writes that end them: each is fenced by the block's lease token, and one
-that changes no row raises LeaseLost."""
+"""The messages of a ``receive()`` block, and the terminal writes that end them: each is fenced by the block's lease
+token, and one that changes no row raises LeaseLost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class ReceiveBatch:
         self.leased = delivery.semantics is not Semantics.AT_MOST_ONCE and "lease_token" in columns
         #: AT_MOST_ONCE that keeps a message as in flight until it is acked.
         self.keeps_in_flight = delivery.keeps_sent
-        #: The claim returns whole rows: a message that the receiver expires is stored elsewhere, and nothing stays in the table.
+        #: The claim returns whole rows: a message that the receiver expires is stored elsewhere, and nothing stays in
+        #: the table.
         self.whole = not self.leased and expire_actions.keeps(queue, FORCED_EXPIRE)
 
     def end(self, message: Message, how: str, reason: str = "") -> None:
@@ -111,7 +112,8 @@ class ReceiveBatch:
         return ended
 
     def _rows(self, message: Message) -> list[Row]:
-        """The whole row of a message without a lease. The claim of one that is already deleted did not count the delivery."""
+        """The whole row of a message without a lease. The claim of one that is already deleted did not count the
+        delivery."""
         sql, connection = self.sql
         if self.keeps_in_flight:
             return sql.ack_by_seq.take(connection, [message.seq], LeaseHolder(FENCED, self.lease))
@@ -183,8 +185,8 @@ class ReceiveBatch:
             raise LeaseLost(self.queue._meta.label, seq)
 
     def release(self, waiting: list[Message], started: list[Message]) -> None:
-        """At the end of the block: release messages that were not handed out, uncounted, and return those that were not ended,
-        counted."""
+        """At the end of the block: release messages that were not handed out, uncounted, and return those that were not
+        ended, counted."""
         if self.keeps_in_flight:
             self._ack_in_flight([*waiting, *started])
         if not self.leased:

@@ -1,8 +1,8 @@
 """``request`` and ``arequest``: sending a message and waiting for its answer.
 
-A request carries an address for answers and an id, which the answer carries as its correlation id, as NServiceBus does it. The
-answer arrives in a queue that has no consumer; the waiting call takes the one with its id and leaves the others. It waits on a
-connection that listens for notifications, and polls as well, because foreign endpoints send none.
+A request carries an address for answers and an id, which the answer carries as its correlation id, as NServiceBus does
+it. The answer arrives in a queue that has no consumer; the waiting call takes the one with its id and leaves the
+others. It waits on a connection that listens for notifications, and polls as well, because foreign endpoints send none.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ def request(
     using: str | None = None,
     **options: Any,
 ) -> Reply:
-    """Send a message and wait for its answer, which comes into ``reply_queue``. The other arguments are those of ``Queue.send``.
+    """Send a message and wait for its answer, which comes into ``reply_queue``. The other arguments are those of
+    ``Queue.send``.
 
-    It expires with the ``timeout`` unless ``expires_in`` says otherwise. Raises NoReply when no answer has come in time (one that
-    comes later stays in its queue until it expires), QueueError within a transaction, because its message is invisible before the
-    commit (``isolated=True`` commits it by itself), and InvalidOption for a reply queue with consumers, which would take the
-    answer.
+    It expires with the ``timeout`` unless ``expires_in`` says otherwise. Raises NoReply when no answer has come in time
+    (one that comes later stays in its queue until it expires), QueueError within a transaction, because its message is
+    invisible before the commit (``isolated=True`` commits it by itself), and InvalidOption for a reply queue with
+    consumers, which would take the answer.
     """
     return _request(queue, body, reply_queue, timeout, using, options, threading.Event())
 
@@ -106,8 +107,8 @@ async def arequest(
     using: str | None = None,
     **options: Any,
 ) -> Reply:
-    """``request`` for async code, on a thread and connections of its own; the event loop is not blocked. Cancelling the task ends
-    the wait."""
+    """``request`` for async code, on a thread and connections of its own; the event loop is not blocked. Cancelling the
+    task ends the wait."""
     cancelled = threading.Event()
 
     def wait() -> Reply:
@@ -180,7 +181,8 @@ def _refuse_consumed(queue: Any) -> None:
 
 @contextmanager
 def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
-    """A function that waits for so many seconds, or until a notification for this label, and returns whether one came."""
+    """A function that waits for so many seconds, or until a notification for this label, and returns whether one
+    came."""
     never = threading.Event()
     poll: Callable[[float, str], bool] = lambda seconds, label: never.wait(seconds)  # noqa: E731
     listener: ListenerConnection | None = None
@@ -211,7 +213,8 @@ def _heard(listener: ListenerConnection, seconds: float, label: str) -> bool:
 
 
 def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
-    """Take the answer out of its queue, if it is there. Reads the whole table, which holds only answers that were not taken."""
+    """Take the answer out of its queue, if it is there. Reads the whole table, which holds only answers that were not
+    taken."""
     rows = nonblocking(queue._base_manager.using(alias))
     if plain := max(_PLAIN.findall(correlation), key=len, default=""):
         rows = rows.filter(headers__contains=plain)

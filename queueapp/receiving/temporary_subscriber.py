@@ -1,7 +1,8 @@
 """The subscriber row of one ``receive()`` block on an AT_MOST_ONCE queue that counts messages in flight.
 
-Messages in flight keep their permits until the block acks them. A script has no heartbeat, and one that dies acks nothing: its
-row states until when it may hold them, a lease period, and then maintenance deletes row and messages, as for any dead subscriber.
+Messages in flight keep their permits until the block acks them. A script has no heartbeat, and one that dies acks
+nothing: its row states until when it may hold them, a lease period, and then maintenance deletes row and messages, as
+for any dead subscriber.
 """
 
 from __future__ import annotations

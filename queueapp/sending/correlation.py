@@ -1,8 +1,8 @@
 """Correlation and causation headers of messages that a handler sends.
 
-The model and, in its wire format, the names are those of NServiceBus: the *correlation id* is passed from message to message and
-begins as the id of the first; *related to* is the id of the message being handled; a *conversation id* is passed on if the
-message has one.
+The model and, in its wire format, the names are those of NServiceBus: the *correlation id* is passed from message to
+message and begins as the id of the first; *related to* is the id of the message being handled; a *conversation id* is
+passed on if the message has one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Dedupe keys: of the messages of a queue with one key, only one waits.
 
-A message *waits* while it is in the queue or in its delayed store and is not in flight. A message that a handler has begun does not
-count: a message sent meanwhile is stored, since the handler may have read older data. A message that counts is locked until the
-sender commits, so its handler cannot begin before the data that the ignored message was about is visible.
+A message *waits* while it is in the queue or in its delayed store and is not in flight. A message that a handler has
+begun does not count: a message sent meanwhile is stored, since the handler may have read older data. A message that
+counts is locked until the sender commits, so its handler cannot begin before the data that the ignored message was
+about is visible.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
 
 
 def admit(queue: Any, connection: Any, key: str, identity: uuid.UUID, conflict: OnConflict) -> uuid.UUID | None:
-    """Check a key before a message is stored, in the same transaction. Returns None if the message is to be stored, else the id of
-    the waiting message, which stays. Raises DuplicateMessage."""
+    """Check a key before a message is stored, in the same transaction. Returns None if the message is to be stored,
+    else the id of the waiting message, which stays. Raises DuplicateMessage."""
     return admit_many(queue, connection, {key: identity}, conflict).get(key)
 
 
@@ -76,7 +77,8 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
     known = {key: one for key, one in named.items() if one != ids[key]}
     if not known:
         return {}
-    # The source of a dispatch first, then its destination: a message that is dispatched meanwhile is seen in one of them.
+    # The source of a dispatch first, then its destination: a message that is dispatched meanwhile is seen in one of
+    # them.
     store = StoreTable.of(DelayedMessage, "due")
     stored = (
         backend.dedupe.lock_stored(connection, store, label, list(known.values())) if _is_built_in(connection) else []
@@ -111,12 +113,12 @@ class Stored(NamedTuple):
 def admit_stored(
     queue: Any, connection: Any, rows: Sequence[Stored], conflict: OnConflict = OnConflict.IGNORE
 ) -> list[bool]:
-    """Check the keys of stored messages before they are inserted, in the same transaction: whether each is to be inserted. Of several
-    with one key the first is, or, with "replace", the last. A key that the queue computes is computed from the stored body, decoded
-    for the consumer of this process. Raises InvalidMessage if that fails.
+    """Check the keys of stored messages before they are inserted, in the same transaction: whether each is to be
+    inserted. Of several with one key the first is, or, with "replace", the last. A key that the queue computes is
+    computed from the stored body, decoded for the consumer of this process. Raises InvalidMessage if that fails.
 
-    A key that the sender gave is known only while no later message was sent with it; then the message holds its key already, which
-    is locked here, so that a concurrent sender waits and sees the message.
+    A key that the sender gave is known only while no later message was sent with it; then the message holds its key
+    already, which is locked here, so that a concurrent sender waits and sees the message.
     """
     declared = queue.delivery.dedupe_key
     if declared is None or not rows:
@@ -165,8 +167,8 @@ def admitted(
     conflict: OnConflict,
     ids_of: Callable[[int], Sequence[bytes]],
 ) -> Iterator[tuple[list[Any], list[bytes]]]:
-    """The bodies of a bulk send that are to be stored, with their ids, in parts. Of several bodies with one key the first is stored,
-    or, for "replace", the last."""
+    """The bodies of a bulk send that are to be stored, with their ids, in parts. Of several bodies with one key the
+    first is stored, or, for "replace", the last."""
     drawing = iter(bodies)
     while some := list(islice(drawing, AT_ONCE)):
         ids = list(ids_of(len(some)))

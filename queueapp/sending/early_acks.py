@@ -1,11 +1,11 @@
 """Early acks: a message that is sent after its ack does not enter its queue.
 
-Only queues with ``deferred_ack_expiration`` use this module. A send and an ack of the same message exclude each other by an
-advisory lock: a send locks the message's id, a bulk send one name for all messages of the queue, and an ack that finds no message
-locks both. The second waits until the transaction of the first has ended, and sees its result.
+Only queues with ``deferred_ack_expiration`` use this module. A send and an ack of the same message exclude each other
+by an advisory lock: a send locks the message's id, a bulk send one name for all messages of the queue, and an ack that
+finds no message locks both. The second waits until the transaction of the first has ended, and sees its result.
 
-Other inserts (a foreign INSERT, a dispatched delayed message, a requeue) take no such lock. Maintenance removes their messages
-(``settle``); until then they can be received.
+Other inserts (a foreign INSERT, a dispatched delayed message, a requeue) take no such lock. Maintenance removes their
+messages (``settle``); until then they can be received.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ def defers(queue: Any) -> bool:
 
 
 def was_acked(queue: Any, connection: Any, identity: uuid.UUID) -> bool:
-    """Whether a message that is about to be stored was acked before; deletes that ack. In the transaction that stores it."""
+    """Whether a message that is about to be stored was acked before; deletes that ack. In the transaction that stores
+    it."""
     backend = backend_of(connection)
     backend.early_acks.lock_name(connection, name_of(queue, identity))
     return bool(backend.early_acks.take(connection, TABLE, queue._meta.label, [identity]))
 
 
 def insert_runs(queue: Any, connection: Any, runs: Iterable[Run], undisturbed: bool) -> int:
-    """``QueueSql.inserts.insert_runs`` of a bulk send, encoded, without messages that were acked before. In a transaction."""
+    """``QueueSql.inserts.insert_runs`` of a bulk send, encoded, without messages that were acked before. In a
+    transaction."""
     if queue.delivery.encoding:
         runs, undisturbed = encode_runs(queue, runs, connection.alias), False
     if defers(queue):

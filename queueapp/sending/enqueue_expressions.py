@@ -17,8 +17,8 @@ _entering: WeakKeyDictionary[Any, EnqueueRules] = WeakKeyDictionary()
 
 
 def rules_of(queue: Any) -> EnqueueRules:
-    """The compiled expressions of a queue; compiles them at first use. Raises InvalidOption for an invalid expression, and without
-    the extra ``queueapp[expressions]``."""
+    """The compiled expressions of a queue; compiles them at first use. Raises InvalidOption for an invalid expression,
+    and without the extra ``queueapp[expressions]``."""
     delivery = queue.delivery
     found = _entering.get(delivery)
     if found is None:
@@ -37,8 +37,8 @@ NEEDS_EXTRA = "absent where the extra is not installed: pip install 'queueapp[ex
 
 
 def apply_rules(queue: Any, message: Outgoing) -> Outgoing:
-    """The message with the results of the queue's expressions. Raises FilteredOut when the filter does not match, and InvalidMessage
-    when the body is not of its type."""
+    """The message with the results of the queue's expressions. Raises FilteredOut when the filter does not match, and
+    InvalidMessage when the body is not of its type."""
     try:
         found = rules_of(queue).evaluate(message.headers, message.body)
     except UndecodableMessage as error:

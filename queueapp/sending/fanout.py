@@ -1,10 +1,11 @@
 """Fan-out: a message without a recipient is copied for every consumer that subscribes to its type.
 
-Subscriptions are rows (``models.Subscription``) plus the consumers that this process has imported, which may be newer than the rows.
-So every process makes the same copies: a producer without consumers, a worker with a consumer filter, an older or a newer version.
+Subscriptions are rows (``models.Subscription``) plus the consumers that this process has imported, which may be newer
+than the rows. So every process makes the same copies: a producer without consumers, a worker with a consumer filter, an
+older or a newer version.
 
-A sender caches the rows. Its INSERT compares them with the table (``QueueSql.fanout.insert_copies``), so that no extra statement is
-needed, and no consumer whose row has just been committed misses a copy.
+A sender caches the rows. Its INSERT compares them with the table (``QueueSql.fanout.insert_copies``), so that no extra
+statement is needed, and no consumer whose row has just been committed misses a copy.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Subscribers:
             self._by_type.setdefault(type_name, []).append((consumer, frozenset({consumer, *_list(aliases)})))
 
     def of(self, types: Sequence[str]) -> tuple[str, ...]:
-        """The recipients of a message of these types, in the order of the rows, then those that only this process knows. A consumer
-        with an alias counts once, under the name that has a row."""
+        """The recipients of a message of these types, in the order of the rows, then those that only this process
+        knows. A consumer with an alias counts once, under the name that has a row."""
         here = tuple(registered.of(self._queue))
         key = tuple(types), here
         found = self._found.get(key, ())
@@ -108,8 +109,8 @@ def read_subscribers(queue: Any, connection: Any) -> Subscribers:
 
 
 def insert(queue: Any, connection: Any, message: Outgoing, types: Sequence[str]) -> None:
-    """Store a message without a recipient: a copy for each consumer of its types, all or none, in the connection's transaction. If
-    no consumer subscribes, it is stored as it is, and copied when it is received."""
+    """Store a message without a recipient: a copy for each consumer of its types, all or none, in the connection's
+    transaction. If no consumer subscribes, it is stored as it is, and copied when it is received."""
     sql = queue_sql(queue, connection)
     known = _remembered.get((connection.alias, queue._meta.label)) or read_subscribers(queue, connection)
     for _ in range(_ATTEMPTS):
@@ -126,14 +127,15 @@ def insert(queue: Any, connection: Any, message: Outgoing, types: Sequence[str])
 
 
 def has_fixed_snapshot(connection: Any) -> bool:
-    """Whether the open transaction may not see the newest subscriptions (REPEATABLE READ): then a message is stored without a
-    recipient, and copied when it is received."""
+    """Whether the open transaction may not see the newest subscriptions (REPEATABLE READ): then a message is stored
+    without a recipient, and copied when it is received."""
     return connection.in_atomic_block and backend_of(connection).sessions.has_fixed_snapshot(connection)
 
 
 def replace_waiting(queue: Any, connection: Any, recipient: str, limit: int) -> int:
-    """Make the copies for a recipient that receives without a worker: replace at least ``limit`` messages without a recipient that it
-    subscribes to, if there are so many, by their copies. Returns how many. In a transaction of its own."""
+    """Make the copies for a recipient that receives without a worker: replace at least ``limit`` messages without a
+    recipient that it subscribes to, if there are so many, by their copies. Returns how many. In a transaction of its
+    own."""
     sql, known = queue_sql(queue, connection), read_subscribers(queue, connection)
     done = 0
     for priority in range(queue.delivery.priorities - 1, -1, -1):

@@ -41,9 +41,10 @@ def send_from(
 ) -> int:
     """Send a message for each row of a queryset, or of a SELECT with ``params``; returns how many.
 
-    The body is the row as a JSON object with the names of its columns (``values()`` chooses and renames them). ``of``: the message
-    class that the rows are for; its fields without a default must be columns. The other arguments are those of ``send_many``. Raises
-    InvalidMessage, also for a queue whose bodies are not plain JSON or that accepts early acks.
+    The body is the row as a JSON object with the names of its columns (``values()`` chooses and renames them). ``of``:
+    the message class that the rows are for; its fields without a default must be columns. The other arguments are those
+    of ``send_many``. Raises InvalidMessage, also for a queue whose bodies are not plain JSON or that accepts early
+    acks.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send_from, queue._meta.label, locals())

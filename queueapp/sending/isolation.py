@@ -1,9 +1,11 @@
-"""A second connection outside the caller's transaction, for rows that must be committed even if that transaction rolls back.
+"""A second connection outside the caller's transaction, for rows that must be committed even if that transaction rolls
+back.
 
-``send(..., isolated=True)`` uses it. One spare connection is kept per thread and database, so that an isolated send costs a round
-trip and not a login. Django's registry does not know it: it is an attribute of the thread's ordinary connection and shares its
-lifetime. Closing that one (``connections.close_all()``, the end of a request or of the tests) closes it as well, and
-``close_old_connections`` (CONN_MAX_AGE, CONN_HEALTH_CHECKS) checks it as well. A forked child abandons its parent's.
+``send(..., isolated=True)`` uses it. One spare connection is kept per thread and database, so that an isolated send
+costs a round trip and not a login. Django's registry does not know it: it is an attribute of the thread's ordinary
+connection and shares its lifetime. Closing that one (``connections.close_all()``, the end of a request or of the tests)
+closes it as well, and ``close_old_connections`` (CONN_MAX_AGE, CONN_HEALTH_CHECKS) checks it as well. A forked child
+abandons its parent's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Checks the recipient of a message: a misspelt name would never be received.
 
-Known are the consumers that this process has imported, those with subscriptions, and those in the rows of live workers (for a
-producer that imports no consumers). A known name stays known to this process, so the workers may be stopped during a deploy; an
-unknown name is queried again after some seconds. If no consumer of the queue is known at all, every recipient is accepted.
+Known are the consumers that this process has imported, those with subscriptions, and those in the rows of live workers
+(for a producer that imports no consumers). A known name stays known to this process, so the workers may be stopped
+during a deploy; an unknown name is queried again after some seconds. If no consumer of the queue is known at all, every
+recipient is accepted.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def names_of(cls: type, headers: str) -> tuple[str, ...]:
 
 
 def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
-    """Raise InvalidMessage if consumers of this queue are known and none has this name. A known name costs two look-ups in
-    memory."""
+    """Raise InvalidMessage if consumers of this queue are known and none has this name. A known name costs two look-ups
+    in memory."""
     if not queue.delivery.recipients:
         return
     if any(recipient == one.name or recipient in one.aliases for one in registered.of(queue)):

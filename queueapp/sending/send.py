@@ -1,8 +1,8 @@
 """``send``: storing one message in the caller's transaction.
 
-A send is one INSERT beneath Django's cursor; it opens no transaction (BEGIN and COMMIT would take a third of its time). A delayed
-message goes to the delayed store of the same database or, where its queue allows that, to the delayed messages of another one. A
-throttled notification follows the commit.
+A send is one INSERT beneath Django's cursor; it opens no transaction (BEGIN and COMMIT would take a third of its time).
+A delayed message goes to the delayed store of the same database or, where its queue allows that, to the delayed
+messages of another one. A throttled notification follows the commit.
 """
 
 from __future__ import annotations
@@ -60,17 +60,18 @@ def send(
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
 
-    ``body``: a msgspec.Struct, a dataclass, any JSON value, bytes, or None. ``delay`` and ``at`` (aware) keep it in the delayed store
-    until it is due; a time in the past is due at once. ``delayed_in`` keeps it in another database than the queue's, in a
-    transaction of that one, and a dispatcher forwards it (``Delivery.delayed_in``). ``expires_in`` drops it if it is not received in
-    that time, counted from when it becomes due. ``priority``: 0 to the queue's levels - 1, the highest is received first.
-    ``recipient`` addresses one consumer; '' means every consumer of its type, one copy each, on a queue with ``recipients``; there a
-    name that neither this process nor a live worker knows is refused, unless ``unknown_recipient`` (or ``delayed_in``, whose sender
-    must not need the queue's database). ``isolated=True`` commits it on a connection of its own, independent of the caller's
-    transaction. ``dedupe_key``: of the messages with one key only one waits, on a queue with ``Delivery.dedupe_key``;
-    ``on_conflict`` ("ignore", "replace", "error") decides which, and the id of the waiting message is returned ("error" raises
-    DuplicateMessage). ``others``: further message columns (``sql.message_columns``): ``is_barrier``. Raises InvalidMessage
-    (FilteredOut when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
+    ``body``: a msgspec.Struct, a dataclass, any JSON value, bytes, or None. ``delay`` and ``at`` (aware) keep it in the
+    delayed store until it is due; a time in the past is due at once. ``delayed_in`` keeps it in another database than
+    the queue's, in a transaction of that one, and a dispatcher forwards it (``Delivery.delayed_in``). ``expires_in``
+    drops it if it is not received in that time, counted from when it becomes due. ``priority``: 0 to the queue's levels
+    - 1, the highest is received first. ``recipient`` addresses one consumer; '' means every consumer of its type, one
+    copy each, on a queue with ``recipients``; there a name that neither this process nor a live worker knows is
+    refused, unless ``unknown_recipient`` (or ``delayed_in``, whose sender must not need the queue's database).
+    ``isolated=True`` commits it on a connection of its own, independent of the caller's transaction. ``dedupe_key``: of
+    the messages with one key only one waits, on a queue with ``Delivery.dedupe_key``; ``on_conflict`` ("ignore",
+    "replace", "error") decides which, and the id of the waiting message is returned ("error" raises DuplicateMessage).
+    ``others``: further message columns (``sql.message_columns``): ``is_barrier``. Raises InvalidMessage (FilteredOut
+    when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send, queue._meta.label, locals())
@@ -128,8 +129,8 @@ def build_message(
     reply_to: str | None,
     others: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outgoing:
-    """A message as this queue stores it: body and headers encoded, options checked, expressions evaluated. Runs no query. Raises
-    InvalidMessage."""
+    """A message as this queue stores it: body and headers encoded, options checked, expressions evaluated. Runs no
+    query. Raises InvalidMessage."""
     refuse_encryption_subject(queue, headers)
     told = with_addresses(headers, correlation_id, reply_to)
     stored_headers, data = messages.encode(body, told, queue.delivery.message_type)
@@ -144,7 +145,8 @@ def build_message(
 def with_addresses(
     headers: Mapping[str, str] | None, correlation_id: str | None, reply_to: str | None
 ) -> Mapping[str, str] | None:
-    """The headers with correlation id and reply address: consumers of NServiceBus read columns, handlers read headers."""
+    """The headers with correlation id and reply address: consumers of NServiceBus read columns, handlers read
+    headers."""
     if (caller := handling.get()) is not None:
         headers = with_correlation(headers, correlation_id, caller)
     if not correlation_id and not reply_to:
@@ -156,8 +158,8 @@ def with_addresses(
 def insert(
     queue: Any, connection: Any, message: Outgoing, cls: type, delay: timedelta | None, at: datetime | None
 ) -> None:
-    """Insert a message whose body was of class ``cls``, in the connection's transaction: into the queue, with a copy for each consumer
-    on a queue with ``recipients``, or into the delayed store."""
+    """Insert a message whose body was of class ``cls``, in the connection's transaction: into the queue, with a copy
+    for each consumer on a queue with ``recipients``, or into the delayed store."""
     if queue.delivery.encoding:
         message = encode_body(queue, message, connection.alias)
     if delay is not None or at is not None:
@@ -189,7 +191,8 @@ def insert_once(
     key: str,
     conflict: OnConflict,
 ) -> uuid.UUID | None:
-    """``insert`` of a message with a key. Returns the id of the waiting message, if that stays. Raises DuplicateMessage."""
+    """``insert`` of a message with a key. Returns the id of the waiting message, if that stays. Raises
+    DuplicateMessage."""
     if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
         raise InvalidMessage(
             f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of {connection.alias!r} "
@@ -230,12 +233,12 @@ def when_due(delay: timedelta | None, at: datetime | None) -> int | datetime:
 
 
 def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Outgoing, due: int | datetime) -> None:
-    """Store a message for a queue of the database ``alias`` in another one: always in the table, whichever delayed store that one
-    has, because the message has to commit with the caller's transaction there."""
+    """Store a message for a queue of the database ``alias`` in another one: always in the table, whichever delayed
+    store that one has, because the message has to commit with the caller's transaction there."""
     if kept_in not in queue.delivery.delayed_in:
         raise InvalidMessage(
             f"delayed_in = {kept_in!r} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
-            f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so nobody would forward it."
+            f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so no dispatcher would forward it."
         )
     if queue.delivery.encoding:
         if messages.ENCRYPT_FOR in message.headers and messages.ENCRYPT_FOR in messages.decode_headers(message.headers):

@@ -75,8 +75,8 @@ def build_outgoing(
 
 
 def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
-    """The value of ``expires``: the message's own. The queue's expiration is part of its statements, except for a foreign table,
-    which has no time of arrival."""
+    """The value of ``expires``: the message's own. The queue's expiration is part of its statements, except for a
+    foreign table, which has no time of arrival."""
     if expires_in == NEVER:
         return FOREVER_MS if delivery.expires_by_age else None
     if expires_in is None and not delivery.expires_by_age:

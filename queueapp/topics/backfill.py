@@ -1,11 +1,11 @@
 """Fills queues from the journal: messages published before a queue existed, and messages above its target depth.
 
-A queue over a journaled topic has a cursor. It is **attached** when it is first seen, at its recovery point, and **filled**: entries
-after the cursor that the queue did not take when they were published, and that no earlier filling copied, are evaluated and inserted,
-and the cursor moves, all in one transaction that holds the cursor's lock. So an entry enters a queue once, whichever process is
-killed. Publishers are not involved and not waited for: an entry has the queues that took it, and the reader never passes one that may
-still be committed. Messages published by a process that does not know the queue (another version, another project) enter it in this
-way as well.
+A queue over a journaled topic has a cursor. It is **attached** when it is first seen, at its recovery point, and
+**filled**: entries after the cursor that the queue did not take when they were published, and that no earlier filling
+copied, are evaluated and inserted, and the cursor moves, all in one transaction that holds the cursor's lock. So an
+entry enters a queue once, whichever process is killed. Publishers are not involved and not waited for: an entry has the
+queues that took it, and the reader never passes one that may still be committed. Messages published by a process that
+does not know the queue (another version, another project) enter it in this way as well.
 
 Publishers never insert into a queue with ``target_queue_depth``: it gets all messages this way, up to that depth.
 """
@@ -48,8 +48,8 @@ SAVE_EVERY = 30.0
 
 
 class Filled(NamedTuple):
-    """The result of one step. ``more``: call it again at once, there is or may be more. ``full_with``: the queue is full, because this
-    is its target depth."""
+    """The result of one step. ``more``: call it again at once, there is or may be more. ``full_with``: the queue is
+    full, because this is its target depth."""
 
     read: int = 0
     copied: int = 0
@@ -77,8 +77,8 @@ class QueueFeeder:
     # -- position -------------------------------------------------------------------------------------------------
 
     def attach(self) -> bool:
-        """Make the queue's cursor at its recovery point, unless it has one; move it back if another point was declared since. Returns
-        whether anything changed. Called regularly: it marks the queue as not abandoned."""
+        """Make the queue's cursor at its recovery point, unless it has one; move it back if another point was declared
+        since. Returns whether anything changed. Called regularly: it marks the queue as not abandoned."""
         declared = self._declared()
         cursor = self._rows().filter(name=self.label).annotate(now=Now()).first()
         if cursor is None:
@@ -94,8 +94,9 @@ class QueueFeeder:
         return self.rebuild(declared, declared=True)
 
     def rebuild(self, point: Point | None = None, *, declared: bool = False) -> bool:
-        """Let the queue be filled again from a point (None: its recovery point) with messages that never entered it. The cursor only
-        moves back, because entries after it are still to be read. ``declared``: this is its recovery point from now on."""
+        """Let the queue be filled again from a point (None: its recovery point) with messages that never entered it.
+        The cursor only moves back, because entries after it are still to be read. ``declared``: this is its recovery
+        point from now on."""
         point = self._declared() if point is None else point
         with transaction.atomic(using=self.alias):
             cursor = self._rows().select_for_update().filter(name=self.label).first()
@@ -127,13 +128,15 @@ class QueueFeeder:
         return True
 
     def _move(self, cursor: JournalCursor, start: Start) -> None:
-        """Move the cursor back to a start, if it is before the cursor, without skipping any entry that is still to be read."""
+        """Move the cursor back to a start, if it is before the cursor, without skipping any entry that is still to be
+        read."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         topics = among(journal.topics(connection), cursor.topic)
         position = Position(cursor.txid, cursor.seq)
         if start.after > position:
-            # Entries that the filter refused are evaluated again from the point on, not from where the cursor happens to be.
+            # Entries that the filter refused are evaluated again from the point on, not from where the cursor happens
+            # to be.
             refused = self._refused(topics, position, start.after)
             passed_over = json.loads(cursor.passed_over) if cursor.passed_over else []
             cursor.passed_over = json.dumps(sorted({*passed_over, *refused})) if passed_over or refused else ""
@@ -189,7 +192,8 @@ class QueueFeeder:
     # -- filling --------------------------------------------------------------------------------------------------
 
     def fill(self, limit: int = BATCH) -> Filled:
-        """Read and copy at most ``limit`` entries, in one transaction. Does nothing while another process fills the queue."""
+        """Read and copy at most ``limit`` entries, in one transaction. Does nothing while another process fills the
+        queue."""
         connection = connections[self.alias]
         journal = journal_of(connection)
         with transaction.atomic(using=self.alias):
@@ -280,9 +284,9 @@ class QueueFeeder:
             )
 
     def refill(self, point: Point | None = None, batch: int = BATCH) -> Iterator[Filled]:
-        """Insert all entries since a point that the queue does not have: also those that entered it before and were acked, dropped or
-        moved. Messages in the queue, in the delayed store and in poison stay as they are. In batches, each in a transaction; messages
-        published meanwhile enter the queue as always."""
+        """Insert all entries since a point that the queue does not have: also those that entered it before and were
+        acked, dropped or moved. Messages in the queue, in the delayed store and in poison stay as they are. In batches,
+        each in a transaction; messages published meanwhile enter the queue as always."""
         self.check_refill()
         connection = connections[self.alias]
         journal = journal_of(connection)
@@ -292,7 +296,8 @@ class QueueFeeder:
         place = start_of(connection, journal, topics, self._declared() if point is None else point, inclusive=True)
         while True:
             with transaction.atomic(using=self.alias):
-                # The cursor's lock prevents filling, so an entry that is missing now is missing at the end of the transaction.
+                # The cursor's lock prevents filling, so an entry that is missing now is missing at the end of the
+                # transaction.
                 self._rows().select_for_update().filter(name=self.label).first()
                 found = journal.read(connection, topics, place.after, end, batch, not_before=place.not_before)
                 some = (evaluated(self.queue, one) for one in found if one.seq not in place.passed_over)
@@ -343,8 +348,9 @@ class QueueFeeder:
 
 
 def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int:
-    """Insert entries into a queue in the caller's transaction, and notify its workers; returns how many messages. On a queue with
-    dedupe keys an entry is left out if a message with its key waits, or replaces that one (``Delivery.on_conflict``)."""
+    """Insert entries into a queue in the caller's transaction, and notify its workers; returns how many messages. On a
+    queue with dedupe keys an entry is left out if a message with its key waits, or replaces that one
+    (``Delivery.on_conflict``)."""
     entries = list(entries)
     if queue.delivery.dedupe_key is not None:
         conflict = OnConflict(queue.delivery.on_conflict)
@@ -361,8 +367,8 @@ def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int
 
 
 def evaluated(queue: Any, entry: JournalRecord) -> JournalRecord | None:
-    """An entry with the results of the queue's expressions; None: it is not for the queue, or they cannot read it. Publishing would
-    have refused the latter; it stays in the journal."""
+    """An entry with the results of the queue's expressions; None: it is not for the queue, or they cannot read it.
+    Publishing would have refused the latter; it stays in the journal."""
     if not queue.delivery.has_expressions:
         return entry
     try:
@@ -376,8 +382,8 @@ def evaluated(queue: Any, entry: JournalRecord) -> JournalRecord | None:
 
 
 def rows_of(queue: Any, entry: JournalRecord, known: fanout.Subscribers | None) -> Iterator[Row]:
-    """An entry as the queue would have stored it when it was published: its age and its expiry count from then. ``known``: the
-    subscribers of a queue with ``recipients``."""
+    """An entry as the queue would have stored it when it was published: its age and its expiry count from then.
+    ``known``: the subscribers of a queue with ``recipients``."""
     identity = messages.as_uuid(entry.id)
     headers = entry.headers
     # The queue's expiration is part of its statements, except for a table without a time of arrival.

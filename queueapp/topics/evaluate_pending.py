@@ -1,7 +1,8 @@
 """Evaluates messages that other programs inserted into queues with expressions, in batches.
 
-The database marks them as pending (``sql.unevaluated``), and they are not received before. A batch is released, dropped and moved to
-poison in one transaction, and any number of processes share the work. If a process dies, the next one evaluates its batch.
+The database marks them as pending (``sql.unevaluated``), and they are not received before. A batch is released, dropped
+and moved to poison in one transaction, and any number of processes share the work. If a process dies, the next one
+evaluates its batch.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class PendingResult(NamedTuple):
 
 
 def evaluate_pending_messages(queue: Any, alias: str, limit: int = BATCH) -> PendingResult:
-    """Evaluate at most ``limit`` pending messages of a queue, the oldest first. In a transaction of its own, or in the caller's; workers
-    are notified after the commit. Raises InvalidOption if the expressions cannot be compiled."""
+    """Evaluate at most ``limit`` pending messages of a queue, the oldest first. In a transaction of its own, or in the
+    caller's; workers are notified after the commit. Raises InvalidOption if the expressions cannot be compiled."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     if not sql.table.has_unevaluated:

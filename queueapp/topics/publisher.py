@@ -1,7 +1,7 @@
 """``publish``: one insert per queue that collects the topic, in the caller's transaction, all of them or none.
 
-If the queues are in several databases there is one transaction in each: an error before the first commit rolls back all. A
-``Recorder`` stores a published message before it is routed, in the same transaction.
+If the queues are in several databases there is one transaction in each: an error before the first commit rolls back
+all. A ``Recorder`` stores a published message before it is routed, in the same transaction.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Recorder(Protocol):
         """Whether it stores the messages of this topic."""
 
     def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Distribution]) -> None:
-        """Store the messages, in the open transaction of this database, before they are inserted into queues; ``taken`` has the queues
-        of each. They have no recipient, and the headers that every queue gets."""
+        """Store the messages, in the open transaction of this database, before they are inserted into queues; ``taken``
+        has the queues of each. They have no recipient, and the headers that every queue gets."""
 
 
 _recorders: list[Recorder] = [Journal()]
@@ -85,14 +85,14 @@ def publish(
     unrouted: bool = False,
     using: str | None = None,
 ) -> uuid.UUID:
-    """Insert a message into every queue that collects ``topic``, in the caller's transaction; returns its id, which is the
-    same in each.
+    """Insert a message into every queue that collects ``topic``, in the caller's transaction; returns its id, which is
+    the same in each.
 
-    The name of a queue stands for its ``default_publish_target``. With one argument, a typed body, the topic is the name of its type.
-    Handlers get the topic in the header ``topic``. A queue whose filter does not match is left out; a queue with ``recipients`` gets a
-    copy for each consumer. A topic that no queue collects and no journal keeps is refused as a likely misspelling, unless
-    ``unrouted``. The other options are those of ``Queue.send``. Raises InvalidMessage, and TableNotFound or NotMigrated before
-    `migrate`.
+    The name of a queue stands for its ``default_publish_target``. With one argument, a typed body, the topic is the
+    name of its type. Handlers get the topic in the header ``topic``. A queue whose filter does not match is left out; a
+    queue with ``recipients`` gets a copy for each consumer. A topic that no queue collects and no journal keeps is
+    refused as a likely misspelling, unless ``unrouted``. The other options are those of ``Queue.send``. Raises
+    InvalidMessage, and TableNotFound or NotMigrated before `migrate`.
 
     >>> publish("orders", {"order": 7})
     >>> publish(OrderPlaced(order=7))
@@ -117,8 +117,8 @@ def publish_stored(
     correlation_id: str | None = None,
     reply_to: str | None = None,
 ) -> uuid.UUID:
-    """``publish`` of a stored message that must not get lost: raises InvalidMessage if no queue takes it and no journal keeps it. An
-    encrypted body stays encrypted, under the new id."""
+    """``publish`` of a stored message that must not get lost: raises InvalidMessage if no queue takes it and no journal
+    keeps it. An encrypted body stays encrypted, under the new id."""
     identity = messages.new_id()
     stored, body = wrapped_anew(messages.encode_headers(headers), body, None, original, identity, using)
     headers = messages.decode_headers(stored)
@@ -200,10 +200,11 @@ def publish_many(
     unrouted: bool = False,
     using: str | None = None,
 ) -> int:
-    """``publish`` every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
+    """``publish`` every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is
+    one.
 
-    Returns how many were published, regardless of how many queues take each. The iterable is drawn lazily, 5,000 at a time. Raises
-    InvalidMessage.
+    Returns how many were published, regardless of how many queues take each. The iterable is drawn lazily, 5,000 at a
+    time. Raises InvalidMessage.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("publish", publish_many, topic, locals())
@@ -263,7 +264,8 @@ def _publish_one_by_one(
     using: str | None,
     databases: Iterable[str],
 ) -> int:
-    """With a queue that has keys: which messages it takes depends on those that wait, so they are published one by one."""
+    """With a queue that has keys: which messages it takes depends on those that wait, so they are published one by
+    one."""
     count = 0
     with ExitStack() as transactions:
         for alias in databases:

@@ -1,4 +1,5 @@
-"""Which queues collect a topic: computed from the queues of this process, and cached until another queue is declared."""
+"""Which queues collect a topic: computed from the queues of this process, and cached until another queue is
+declared."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def _route(version: tuple[int, int], topic: str) -> tuple[Any, ...]:
 
 
 def resolve(name: str) -> str:
-    """The topic of a message published under this name: the name of a queue stands for its ``default_publish_target``. Raises
-    InvalidMessage for an invalid topic.
+    """The topic of a message published under this name: the name of a queue stands for its ``default_publish_target``.
+    Raises InvalidMessage for an invalid topic.
 
     >>> resolve("Orders")
     'Orders'
@@ -65,8 +66,8 @@ def resolve(name: str) -> str:
 
 
 def route(topic: str) -> tuple[Any, ...]:
-    """The queues that collect a topic, in the order of their declaration. The name of a queue is no topic by itself: see
-    ``resolve``.
+    """The queues that collect a topic, in the order of their declaration. The name of a queue is no topic by itself:
+    see ``resolve``.
 
     >>> route("Orders")
     (<class 'shop.models.Orders'>,)
