@@ -38,7 +38,7 @@ def only_line(result: subprocess.CompletedProcess[str]) -> str:
     ("url", "words"),
     [
         ("mysql://h/shop", "kind 'mysql'"),
-        ("postgresql://ann:hunter2@127.0.0.1:1/shop", "(shop on 127.0.0.1:1 as user ann) cannot be reached"),
+        ("postgresql://ann:hunter2@127.0.0.1:1/shop", "shop on 127.0.0.1:1 as user ann cannot be reached"),
         ("postgresql://ann:hunter2@127.0.0.1:1/shop?colour=red", "colour"),
     ],
 )
@@ -55,7 +55,7 @@ def test_sqlserver_that_cannot_be_reached_is_one_line() -> None:
     if "cannot be loaded" in line:  # a machine without the libraries that the driver takes from the system
         assert "apt-get install libodbc2" in line
     else:
-        assert "(shop on 127.0.0.1:1 as user ann) cannot be reached" in line
+        assert "shop on 127.0.0.1:1 as user ann cannot be reached" in line
 
 
 def test_traceback_is_shown_where_it_is_asked_for() -> None:
