@@ -21,7 +21,7 @@ def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
     @set_consumer(InSets, name="sets")
     def look(messages: MessageSet) -> None:
         (one,) = slots.in_flight()
-        seen.append(one.several)
+        seen.append(one.batch)
 
     try:
         InSets.send_many(Nop(number, "") for number in range(5))

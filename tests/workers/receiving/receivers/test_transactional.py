@@ -715,7 +715,7 @@ def test_the_slot_names_the_lease_for_as_long_as_it_is_held() -> None:
     named: list[uuid.UUID] = []
 
     class Slot:
-        def lease(self, token: uuid.UUID) -> None:
+        def lease(self, token: uuid.UUID, seqs: Any = (), lease_ms: int = 0) -> None:
             named.append(token)
 
         def begin(self, seq: int) -> None:
