@@ -20,7 +20,8 @@ class QueueappConfig(AppConfig):
         if apps.is_installed("django.contrib.admin"):
             from django.contrib import admin
 
-            # Before our own registration: a user's own ModelAdmin for a queue must win in whatever order the apps stand.
+            # Before our own registration: a user's own ModelAdmin for a queue must win in whatever order the apps
+            # stand.
             admin.autodiscover()
             from .admin import register
 

@@ -103,7 +103,8 @@ class CircuitBreaker:
             self._has_warned = False
             self._last_remedy = ("", None)
         log.log(
-            level, "%s works again after %d failure%s in %.1f s.", self.name, failures, "s" if failures != 1 else "", seconds,
+            level, "%s works again after %d failure%s in %.1f "
+                   "s.", self.name, failures, "s" if failures != 1 else "", seconds,
             extra={"breaker": self.name, "state": State.CLOSED.value},
         )  # fmt: skip
 

@@ -60,7 +60,8 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 class QueueNotFound(QueueError, LookupError):
-    """No queue has this name, neither as a label (``app.Model``) nor as a table. ``known``: the labels of all queues."""
+    """No queue has this name, neither as a label (``app.Model``) nor as a table. ``known``: the labels of all
+    queues."""
 
     def __init__(self, name: str, known: Iterable[str] | None = None) -> None:
         self.name = name
@@ -76,8 +77,8 @@ class QueueNotFound(QueueError, LookupError):
 
 
 class TableNotFound(QueueNotFound):
-    """A table that a statement needs is not in the database: `migrate` was not run, or the owner of a foreign table has not
-    created it."""
+    """A table that a statement needs is not in the database: `migrate` was not run, or the owner of a foreign table has
+    not created it."""
 
     def __init__(self, table: str, alias: str, *, foreign: bool = False) -> None:
         self.name = self.table = table
@@ -109,8 +110,8 @@ class InvalidMessage(QueueError, ValueError):
 
 
 class FilteredOut(InvalidMessage):
-    """A message was sent to a queue whose filter it does not match. Nothing was stored. (A published message still enters the
-    other queues of its topic.)"""
+    """A message was sent to a queue whose filter it does not match. Nothing was stored. (A published message still
+    enters the other queues of its topic.)"""
 
     def __init__(self, queue: str, filter: str) -> None:
         self.queue, self.filter = queue, filter
@@ -118,7 +119,8 @@ class FilteredOut(InvalidMessage):
 
 
 class DuplicateMessage(InvalidMessage):
-    """A message with this dedupe key is waiting already (``on_conflict="error"``). Nothing was stored. ``waiting``: its id."""
+    """A message with this dedupe key is waiting already (``on_conflict="error"``). Nothing was stored. ``waiting``: its
+    id."""
 
     def __init__(self, queue: str, key: str, waiting: Any) -> None:
         self.queue, self.key, self.waiting = queue, key, waiting
@@ -142,12 +144,13 @@ class UndecodableMessage(QueueError, ValueError):
 
 
 class ErasedMessage(UndecodableMessage):
-    """The body was encrypted for a subject whose key was destroyed. The receiver discards the message; it is never retried."""
+    """The body was encrypted for a subject whose key was destroyed. The receiver discards the message; it is never
+    retried."""
 
 
 class KeyMissing(QueueError, LookupError):
-    """The key that a body is encrypted with is not in the keyring, or the keyring is empty. A handler's attempt fails with it as
-    with any other error: a later attempt may find a key that is being rolled out."""
+    """The key that a body is encrypted with is not in the keyring, or the keyring is empty. A handler's attempt fails
+    with it as with any other error: a later attempt may find a key that is being rolled out."""
 
 
 class LeaseLost(QueueError):
@@ -182,8 +185,9 @@ class NoCheckpoint(QueueError):
 
 
 class MessageCancelled(QueueError):
-    """An operator asked the handler of this message to stop (``cancel_running``). It is raised in the handler, which may clean up
-    and must let it pass; the message becomes poison or is discarded. It does not count as a failed attempt."""
+    """An operator asked the handler of this message to stop (``cancel_running``). It is raised in the handler, which
+    may clean up and must let it pass; the message becomes poison or is discarded. It does not count as a failed
+    attempt."""
 
     def __init__(self, reason: str = "", *, discard: bool = False) -> None:
         self.reason, self.discard = reason, discard
@@ -206,7 +210,8 @@ class MissingVerb(QueueError, NotImplementedError):
 
 
 class SemanticsRefused(InvalidOption, NotImplementedError):
-    """The configured delayed store cannot honour the semantics of a queue. Configuration has to change; no later try succeeds."""
+    """The configured delayed store cannot honour the semantics of a queue. Configuration has to change; no later try
+    succeeds."""
 
     def __init__(self, store: Any, semantics: Any, problem: BaseException) -> None:
         path = f"{type(store).__module__}.{type(store).__qualname__}"

@@ -1,7 +1,7 @@
 """Declarations of options: name, type, default, bounds and doc, each in one place.
 
-Settings (``conf``), a queue's ``class Delivery`` and ``@consumer(...)`` are lists of these. Checks, docs and ``--help`` are
-generated from them, so that a bound is never written twice.
+Settings (``conf``), a queue's ``class Delivery`` and ``@consumer(...)`` are lists of these. Checks, docs and ``--help``
+are generated from them, so that a bound is never written twice.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Option:
 def read_all(
     options: Iterable[Option], given: Mapping[str, Any], where: str, *, aliases: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Read ``given`` against ``options``; every option is in the result. Raises InvalidOption, for an unknown name UnknownOption, which may
-    suggest one of ``aliases`` as well."""
+    """Read ``given`` against ``options``; every option is in the result. Raises InvalidOption, for an unknown name
+    UnknownOption, which may suggest one of ``aliases`` as well."""
     table = {option.name: option for option in options}
     for name in given:
         if name not in table:

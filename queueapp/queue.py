@@ -21,8 +21,7 @@ from .models import NaiveUtcField
 from .models.delivery import OnConflict, Semantics
 from .models.queue import QueueModel
 from .receiving import ack_by_id, ack_by_seq
-from .receiving.async_receive import AsyncReceive
-from .receiving.receive import Receive
+from .receiving.receive import AsyncReceive, Receive
 from .sending import bulk, from_query, send
 from .sending.dedupe import Key
 from .sending.options import BulkOptions, CarriedOptions, SelectOptions, SendOptions

@@ -50,8 +50,8 @@ class Queues:
         return any(queue._meta.db_table == table and not queue._meta.managed for queue in self)
 
     def find_by_address(self, address: str) -> Any:
-        """The queue that an address for answers names: a label, a table, or the table as NServiceBus' transports write it, with
-        schema and catalog behind it. Raises QueueNotFound.
+        """The queue that an address for answers names: a label, a table, or the table as NServiceBus' transports write
+        it, with schema and catalog behind it. Raises QueueNotFound.
 
         >>> queues.find_by_address("Billing@[dbo]@[shop]") is queues.find("Billing")
         """
@@ -69,8 +69,8 @@ class Queues:
             raise QueueNotFound(address, self._by_label) from None
 
     def find_addressed(self, name: str) -> tuple[Any, str]:
-        """The queue of a destination, and the database that it lies in where the destination names one (``address``), else ''.
-        Raises QueueNotFound."""
+        """The queue of a destination, and the database that it lies in where the destination names one (``address``),
+        else ''. Raises QueueNotFound."""
         try:
             return self.find(name), ""
         except QueueNotFound:
@@ -84,8 +84,8 @@ class Queues:
 
 
 def _parts(address: str) -> list[str]:
-    """Table, schema and catalog of an address: ``table@[schema]@[catalog]``, or PostgreSQL's ``"schema"."table"``; quoted names
-    may hold anything."""
+    """Table, schema and catalog of an address: ``table@[schema]@[catalog]``, or PostgreSQL's ``"schema"."table"``;
+    quoted names may hold anything."""
     if match := _DOTTED.fullmatch(address.strip()):
         schema, table = match.groups()
         return [_bare(table), _bare(schema)] if schema else [_bare(table)]
@@ -106,8 +106,8 @@ def _bare(name: str) -> str:
 
 
 def address(queue: Any, alias: str) -> str:
-    """The destination of a message that is kept in another database than its queue's. No queue answers to it there, so who
-    does not know of such messages leaves them alone.
+    """The destination of a message that is kept in another database than its queue's. No queue answers to it there, so
+    who does not know of such messages leaves them alone.
 
     >>> address(Shipments, "warehouse")
     'shop.Shipments@warehouse'

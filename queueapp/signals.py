@@ -28,8 +28,8 @@ discarded = Signal()  #: dropped by a policy's decision
 crashed = (
     Signal()
 )  #: an AT_MOST_ONCE message was lost with its process: ``queue``, ``seq``, ``text`` (id and headers), ``reason``
-#: ``count`` messages of ``queue`` were given up: their ``ids``, the ``reason`` in words, and all ``reasons``, a tuple of
-#: time_limit, forced_expire, max_cancels and max_deliveries
+#: ``count`` messages of ``queue`` were given up: their ``ids``, the ``reason`` in words, and all ``reasons``, a tuple
+#: of time_limit, forced_expire, max_cancels and max_deliveries
 expired = Signal()
 
 alerted = Signal()  #: ``alert``, an ``alerts.channels.Notification``, was raised, or is over (``alert.resolved``)
@@ -39,7 +39,8 @@ TIME_IS_OVER = "its time was over"
 
 
 def send(signal: Signal, failure: Any, verdict: Any, *, failed: bool = True) -> None:
-    """Send a failure's signal; the sender is the queue class. ``failed=False``: nothing has, so it is not logged as that."""
+    """Send a failure's signal; the sender is the queue class. ``failed=False``: nothing has, so it is not logged as
+    that."""
     _tell(partial(signal.send_robust, sender=failure.queue, failure=failure, verdict=verdict))
     if failed:
         _log(failure, verdict)

@@ -1,5 +1,5 @@
-"""The tests mirror the packages. `make test` runs them in several processes: each has a database server of its own, since
-what one server says of its transactions (how far a journal may be read, say) holds for all databases on it."""
+"""The tests mirror the packages. `make test` runs them in several processes: each has a database server of its own,
+since what one server says of its transactions (how far a journal may be read, say) holds for all databases on it."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Keeping autovacuum away from a table: whether it comes within a measurement, or between two statements of a test, is chance."""
+"""Keeping autovacuum away from a table: whether it comes within a measurement, or between two statements of a test, is
+chance."""
 
 from __future__ import annotations
 

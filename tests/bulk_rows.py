@@ -1,4 +1,5 @@
-"""Many rows that are like one, made by the server: with as many objects of Django's it takes minutes on a busy machine."""
+"""Many rows that are like one, made by the server: with as many objects of Django's it takes minutes on a busy
+machine."""
 
 from __future__ import annotations
 

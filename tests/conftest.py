@@ -36,8 +36,8 @@ _NAME = "test_queueapp_{}"
 # An installed queueapp is a plugin by its entry point.
 pytest_plugins = ["queueapp.testing.plugin"]
 
-# A shell without job control starts background commands with SIGINT ignored, and every child inherits that: the tests of
-# Ctrl-C would fail there. A handler, unlike "ignored", does not survive exec.
+# A shell without job control starts background commands with SIGINT ignored, and every child inherits that: the tests
+# of Ctrl-C would fail there. A handler, unlike "ignored", does not survive exec.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline per example would only measure what else the machine is doing.
@@ -61,15 +61,16 @@ _LONGEST = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where processes share the files, the longest are first: the last ones of all processes are then over at about the same
-    time. (Of themselves those without a database would come last, and these among them.)"""
+    """Where processes share the files, the longest are first: the last ones of all processes are then over at about the
+    same time. (Of themselves those without a database would come last, and these among them.)"""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """What a test said goes from its process to the first one as UTF-8, which the lone surrogates of hostile text are not."""
+    """What a test said goes from its process to the first one as UTF-8, which the lone surrogates of hostile text are
+    not."""
     return _encodable((yield))
 
 
@@ -97,8 +98,9 @@ PlanGuard.__init__ = _remembered  # type: ignore[method-assign]
 
 @pytest.fixture(autouse=True)
 def nothing_told() -> None:
-    """A process remembers the consumers that live workers had, what was set for queues, which statements the planner would sort,
-    and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin at 1 again."""
+    """A process remembers the consumers that live workers had, what was set for queues, which statements the planner
+    would sort, and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin
+    at 1 again."""
     low_water_marks._marks.clear()
     recipients.forget()
     fanout.forget()

@@ -1,6 +1,8 @@
-"""The databases of this run: the one that DATABASE_URL names, and the SQL Server of QUEUEAPP_TEST_SQLSERVER_URL if it is set.
+"""The databases of this run: the one that DATABASE_URL names, and the SQL Server of QUEUEAPP_TEST_SQLSERVER_URL if it
+is set.
 
-Either kind may be the default. A test that runs on each is given an alias for each kind, and skipped for one that is not there.
+Either kind may be the default. A test that runs on each is given an alias for each kind, and skipped for one that is
+not there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ DATABASES = {
 }
 
 
-#: For a test whose statements are PostgreSQL's own; where the engine is meant, ``statements_of`` and ``tests.kill_session`` serve both.
+#: For a test whose statements are PostgreSQL's own; where the engine is meant, ``statements_of`` and
+#: ``tests.kill_session`` serve both.
 only_on_postgresql = pytest.mark.skipif(
     not _DEFAULT_IS_POSTGRESQL, reason="its statements are PostgreSQL's: DATABASE_URL names a SQL Server"
 )
@@ -68,8 +71,9 @@ def parametrize_alias(metafunc: pytest.Metafunc, apps: Sequence[str]) -> None:
 
 @contextmanager
 def known_as(alias: str, of: str = "default", **changes: Any) -> Iterator[str]:
-    """Let this process know one of its databases under another alias, or with ``changes`` a different one. This thread's
-    connection goes with it: one that is left would be used by the next test that has a database of that name."""
+    """Let this process know one of its databases under another alias, or with ``changes`` a different one. This
+    thread's connection goes with it: one that is left would be used by the next test that has a database of that
+    name."""
     connections.settings[alias] = {**connections.settings[of], **changes}
     try:
         yield alias
@@ -80,7 +84,8 @@ def known_as(alias: str, of: str = "default", **changes: Any) -> Iterator[str]:
 
 
 def statements_of(connection: Any, subject: str) -> type[Any]:
-    """The class that implements a subject of the statements (``"claims"``, ``"inserts"``, …) on this connection's database."""
+    """The class that implements a subject of the statements (``"claims"``, ``"inserts"``, …) on this connection's
+    database."""
     return type(getattr(queue_sql(Leased, connection), subject))
 
 

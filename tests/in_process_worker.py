@@ -24,8 +24,8 @@ from workers.receiving.pump import QueuePump
 from workers.services.heartbeat import Heartbeat
 from workers.services.lease_renewer import LeaseRenewer
 
-#: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards, takes
-#: a third of the time of flushing them all.
+#: For tests whose threads and child processes need real commits. Flushing the tables of these apps alone, afterwards,
+#: takes a third of the time of flushing them all.
 real_commits = pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 
 #: What has not happened after this long on a machine with a core for everybody will not happen.
@@ -36,7 +36,8 @@ _tick = threading.Event()
 def eventually(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
     """Wait until the condition is true and return its value; fail when it is still false after ``seconds``.
 
-    Where others want the same cores the seconds are as many times longer: three times beside four busy loops on two cores.
+    Where others want the same cores the seconds are as many times longer: three times beside four busy loops on two
+    cores.
     """
     begun = monotonic()
     while not (value := condition()):
@@ -52,8 +53,8 @@ def patience(seconds: float) -> float:
 
 
 class SparingWatchdog(Watchdog):
-    """Holds handlers to their limits only while a condition is true. A short limit keeps a test short, and on a machine that
-    stands still for a moment those would be over it, too, that are to end well."""
+    """Holds handlers to their limits only while a condition is true. A short limit keeps a test short, and on a machine
+    that stands still for a moment those would be over it, too, that are to end well."""
 
     def __init__(self, pumps: Sequence[QueuePump], limits_hold: Callable[[], bool]) -> None:
         super().__init__(pumps)

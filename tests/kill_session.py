@@ -46,8 +46,8 @@ def kill_this(connection: Any) -> None:
 
 
 def kill_all_others(connection: Any) -> None:
-    """End every other session in the connection's database. That of the async ORM's thread, which outlives each test, is
-    closed first: the next test that awaits a query would find it dead."""
+    """End every other session in the connection's database. That of the async ORM's thread, which outlives each test,
+    is closed first: the next test that awaits a query would find it dead."""
     asyncio.run(sync_to_async(connections.close_all)())
     with connection.cursor() as cursor:
         cursor.execute(_OTHERS[connection.vendor])

@@ -1,4 +1,5 @@
-"""What tests of wake-ups need besides the system's own ear: whether a database has wake-ups, and a way to cut who listens."""
+"""What tests of wake-ups need besides the system's own ear: whether a database has wake-ups, and a way to cut who
+listens."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from queueapp import notifier
 
 
 def wakeable(alias: str) -> None:
-    """Skip the test that calls this where the database has no wake-ups: Azure SQL Database, or no right to make what they need."""
+    """Skip the test that calls this where the database has no wake-ups: Azure SQL Database, or no right to make what
+    they need."""
     if (why := notifier.prepare(connections[alias])) is not None:
         pytest.skip(f"the database has no wake-ups: {why}")
 

@@ -1,7 +1,7 @@
 """What an NServiceBus endpoint says to a database: the statements of its PostgreSQL and SQL Server transports.
 
-They name the columns of that system's tables and no others, take rows by its rules, and inspect a table as it does at start.
-Tests let them run on our tables, and our verbs on tables that its scripts made. Values are parameters, as there.
+They name the columns of that system's tables and no others, take rows by its rules, and inspect a table as it does at
+start. Tests let them run on our tables, and our verbs on tables that its scripts made. Values are parameters, as there.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CREATE NONCLUSTERED INDEX Index_Expires ON {queue} (Expires) INCLUDE (Id, RowVer
     "create delayed": """
 CREATE TABLE {delayed} (
     Headers nvarchar(max) NOT NULL, Body varbinary(max), Due datetime NOT NULL, RowVersion bigint IDENTITY(1,1) NOT NULL);
-CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due)""",
+CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due)""",  # noqa: E501
     "send": """
 INSERT INTO {queue} (Id, Recoverable, Expires, Headers, Body) VALUES (%s, 1,
     CASE WHEN CAST(%s AS int) IS NOT NULL THEN DATEADD(ms, CAST(%s AS int), GETUTCDATE()) END,

@@ -1,7 +1,7 @@
 """Finds the system libraries that the drivers of SQL Server need: its T-SQL is written and its errors are made by them.
 
-`python -m tests.odbc` installs the distribution's where some are missing and it is allowed to. It always succeeds: without
-them, the tests of SQL Server's client are skipped by name.
+`python -m tests.odbc` installs the distribution's where some are missing and it is allowed to. It always succeeds:
+without them, the tests of SQL Server's client are skipped by name.
 """
 
 from __future__ import annotations

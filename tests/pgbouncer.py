@@ -1,7 +1,8 @@
 """Finds the PgBouncer that the crash suite puts between its processes and their server.
 
-`python -m tests.pgbouncer` installs Debian's where there is none and it is allowed to (where systemd runs, the package also
-starts a service on port 6432, which nobody here uses). It always succeeds: without one, those tests are skipped by name.
+`python -m tests.pgbouncer` installs Debian's where there is none and it is allowed to (where systemd runs, the package
+also starts a service on port 6432, which nobody here uses). It always succeeds: without one, those tests are skipped by
+name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def find_pgbouncer() -> str | None:
 
 
 def version(program: str) -> tuple[int, int]:
-    """Its version. ``max_prepared_statements`` works for psycopg from (1, 22) on; it is 0 unless set, 200 from (1, 24) on."""
+    """Its version. ``max_prepared_statements`` works for psycopg from (1, 22) on; it is 0 unless set, 200 from (1, 24)
+    on."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"PgBouncer (\d+)\.(\d+)", said)
     assert found is not None, said

@@ -15,8 +15,8 @@ from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 
 @contextmanager
 def traced() -> Iterator[list[str]]:
-    """Fills a list with what this thread's connection and its server say in the block, a line for each message. Without the
-    looks at plans of statements that a busy machine is slow with, and what comes of them."""
+    """Fills a list with what this thread's connection and its server say in the block, a line for each message. Without
+    the looks at plans of statements that a busy machine is slow with, and what comes of them."""
     connection.ensure_connection()
     pgconn, lines = connection.connection.pgconn, list[str]()
     with tempfile.TemporaryFile("w+b") as file, pytest.MonkeyPatch.context() as patched:

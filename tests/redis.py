@@ -1,7 +1,7 @@
 """A Redis of a test's own, for what moves between it and our queues.
 
-`python -m tests.redis` installs Debian's where there is none and it is allowed to. It always succeeds: without one, those tests
-are skipped by name.
+`python -m tests.redis` installs Debian's where there is none and it is allowed to. It always succeeds: without one,
+those tests are skipped by name.
 """
 
 from __future__ import annotations

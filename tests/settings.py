@@ -1,7 +1,7 @@
 """The project's settings plus the queues that only tests need.
 
-Read from the environment:
-    QUEUEAPP_TEST_SQLSERVER_URL  a SQL Server, like DATABASE_URL: what runs on every database also runs there, as "sqlserver"
+Read from the environment: QUEUEAPP_TEST_SQLSERVER_URL  a SQL Server, like DATABASE_URL: what runs on every database
+also runs there, as "sqlserver"
 """
 
 import os

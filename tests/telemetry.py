@@ -1,4 +1,5 @@
-"""The real OpenTelemetry SDK with what it exports kept in memory. A process can set its providers once, so they are here."""
+"""The real OpenTelemetry SDK with what it exports kept in memory. A process can set its providers once, so they are
+here."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Telemetry:
         return sorted((span for span in self.spans if span.name == name), key=lambda span: span.start_time or 0)
 
     def figures(self, name: str) -> dict[tuple[tuple[str, Any], ...], float]:
-        """How much was added to a counter, or how often a histogram was told something, by attributes, since the test began."""
+        """How much was added to a counter, or how often a histogram was told something, by attributes, since the test
+        began."""
         now = self._points().get(name, {})
         before = self._before.get(name, {})
         return {key: value - before.get(key, 0) for key, value in now.items() if value != before.get(key, 0)}

@@ -1,12 +1,14 @@
 """Emptying the tables after a test.
 
-PostgreSQL: those that something was written to. A TRUNCATE makes new files for a table and each of its indexes, and of the
-hundred tables of the tests a test writes to three, a few rows. Of these the rows are deleted, as long as they fit on a page.
+PostgreSQL: those that something was written to. A TRUNCATE makes new files for a table and each of its indexes, and of
+the hundred tables of the tests a test writes to three, a few rows. Of these the rows are deleted, as long as they fit
+on a page.
 
 SQL Server: children before their parents, so that every foreign key holds throughout.
 
-mssql-django turns all constraints of the database off for that (NOCHECK), which needs ALTER on every table, waits for whoever
-still reads one, and leaves constraints untrusted; a server that speaks T-SQL and ignores NOCHECK refuses the deletes.
+mssql-django turns all constraints of the database off for that (NOCHECK), which needs ALTER on every table, waits for
+whoever still reads one, and leaves constraints untrusted; a server that speaks T-SQL and ignores NOCHECK refuses the
+deletes.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from django.test import TransactionTestCase
 
 
 def children_first(tables: Iterable[str], references: Iterable[tuple[str, str]]) -> list[str]:
-    """The tables, each before those it references; ``references`` are pairs of (child, parent). A reference to itself is no
-    matter: a DELETE without a condition is checked when all rows are gone. Raises CycleError."""
+    """The tables, each before those it references; ``references`` are pairs of (child, parent). A reference to itself
+    is no matter: a DELETE without a condition is checked when all rows are gone. Raises CycleError."""
     wanted = list(tables)
     parents_after = {table: {child for child, parent in references if parent == table != child} for table in wanted}
     return [table for table in TopologicalSorter(parents_after).static_order() if table in parents_after]
@@ -50,8 +52,8 @@ def flush_children_first(connection: Any) -> None:
     connection.ops.sql_flush = sql_flush
 
 
-#: How often a flush is tried that deadlocks with the last statement of a process that was killed: the server ends such a
-#: statement only when it wants to answer.
+#: How often a flush is tried that deadlocks with the last statement of a process that was killed: the server ends such
+#: a statement only when it wants to answer.
 _TRIES = 5
 
 
@@ -70,9 +72,9 @@ def try_again_after_deadlocks(connection: Any) -> None:
     connection.ops.execute_sql_flush = execute_sql_flush
 
 
-#: Tables of this schema that anything was ever written to since they were last truncated, and those that a vacuum has found
-#: empty since: it leaves no page, and a planner that believes in no rows. The partitions of one count for it. And whether it is
-#: one page, that no vacuum has been to: as good as new without its rows.
+#: Tables of this schema that anything was ever written to since they were last truncated, and those that a vacuum has
+#: found empty since: it leaves no page, and a planner that believes in no rows. The partitions of one count for it. And
+#: whether it is one page, that no vacuum has been to: as good as new without its rows.
 _WRITTEN_TO = """
 SELECT c.relname, c.relkind = 'r' AND c.reltuples < 0 AND NOT c.relispartition
     AND pg_relation_size(c.oid) <= current_setting('block_size')::int
@@ -80,7 +82,7 @@ SELECT c.relname, c.relkind = 'r' AND c.reltuples < 0 AND NOT c.relispartition
 FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND (
     c.relkind = 'r' AND (c.reltuples >= 0 OR pg_relation_size(c.oid) > 0)
     OR c.relkind = 'p' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid AND pg_relation_size(i.inhrelid) > 0))
-"""
+"""  # noqa: E501
 _REFERENCES = """
 SELECT c.conrelid::regclass::text, c.confrelid::regclass::text FROM pg_constraint c WHERE c.contype = 'f'
 """
@@ -124,8 +126,8 @@ def flush_what_was_written_to(connection: Any) -> None:
 
 
 def flush_without_a_command() -> None:
-    """Let a test that names its apps empty their tables without the command ``flush``: to look for all commands, which Django
-    forgets whenever the apps change, and to parse the arguments of one takes as long as to empty the tables."""
+    """Let a test that names its apps empty their tables without the command ``flush``: to look for all commands, which
+    Django forgets whenever the apps change, and to parse the arguments of one takes as long as to empty the tables."""
     by_command = TransactionTestCase._fixture_teardown  # type: ignore[attr-defined]
 
     def flush(case: Any) -> None:

@@ -1,5 +1,5 @@
-"""Source distributions of others, whose tests run against ours: fetched at the pinned version when they are needed, with the hash of
-requirements.txt, and kept in pytest's cache. None of it is copied into this repository."""
+"""Source distributions of others, whose tests run against ours: fetched at the pinned version when they are needed,
+with the hash of requirements.txt, and kept in pytest's cache. None of it is copied into this repository."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
 
 
 def _first_outcomes(task: Any) -> list[Outcome]:
-    """Of the next message that is for a consumer here, or of the barriers that are released now, which may be several."""
+    """Of the next message that is for a consumer here, or of the barriers that are released now, which may be
+    several."""
     state: QueueState = task.state
     while True:
         if state.barriers is not None:
@@ -174,7 +175,8 @@ class _Inline(Receiver):
         return outcome
 
     def _call_as_in_autocommit(self, claimed: Claimed, leased: bool) -> BaseException | bool | None:
-        """What a handler did before it failed stays there, so it does here, unless the failure broke the transaction."""
+        """What a handler did before it failed stays there, so it does here, unless the failure broke the
+        transaction."""
         points = [(one, one.savepoint()) for one in self.borrowed]
         outcome = super().call(claimed, leased=leased)
         for one, point in points:
@@ -285,10 +287,17 @@ def _subscribed(state: QueueState) -> Iterator[None]:
         return
     rows = Subscriber.objects.using(alias)
     rows.create(
-        id=state.subscriber, queue=queue._meta.label, table=queue._meta.db_table, host=socket.gethostname()[:255],
-        process=os.getpid(), supervisor=state.subscriber, alive_until=Now() + _ALIVE, backlog=1, at_most_once=delivery.keeps_sent,
+        id=state.subscriber,
+        queue=queue._meta.label,
+        table=queue._meta.db_table,
+        host=socket.gethostname()[:255],
+        process=os.getpid(),
+        supervisor=state.subscriber,
+        alive_until=Now() + _ALIVE,
+        backlog=1,
+        at_most_once=delivery.keeps_sent,
         consumers=json.dumps([(one.name, one.type_name) for one in registered.of(queue)]),
-    )  # fmt: skip
+    )
     try:
         yield
     finally:

@@ -67,8 +67,9 @@ class Cluster:
 
     @property
     def _is_expendable(self) -> bool:
-        """Whether what is stored is gone tomorrow anyway, as in tests: a server that is killed loses nothing, a machine that
-        loses its power may. Named by its path: other servers that the same processes start are as durable as ever."""
+        """Whether what is stored is gone tomorrow anyway, as in tests: a server that is killed loses nothing, a machine
+        that loses its power may. Named by its path: other servers that the same processes start are as durable as
+        ever."""
         named = os.environ.get("EXPENDABLE_DATA_DIR")
         return named is not None and Path(named, "postgres").resolve() == self.home.path
 

@@ -59,7 +59,8 @@ def may_decrypt(request: HttpRequest) -> bool:
 
 
 def read(request: HttpRequest, page: Any, message: Any, start: bytes | None) -> Read | None:
-    """The body of a compressed or encrypted message; None for a plain one. ``start``: the bytes that the page has fetched."""
+    """The body of a compressed or encrypted message; None for a plain one. ``start``: the bytes that the page has
+    fetched."""
     content_type = content_type_of(message.start_of_headers)
     if not is_wrapped(content_type) or start is None:
         return None
@@ -82,5 +83,8 @@ def read(request: HttpRequest, page: Any, message: Any, start: bytes | None) -> 
     except (QueueError, Error) as error:
         return stored(f"it cannot be read ({str(error).rstrip('.')})")
     how = "decrypted" if is_secret(content_type) else "decompressed"
-    note = f"{how.capitalize()} for this page from {content_type}, {display.size(message.size)} as stored; it is {innermost(content_type)}."
+    note = (
+        f"{how.capitalize()} for this page from {content_type}, {display.size(message.size)} as stored; it is "
+        f"{innermost(content_type)}."
+    )
     return Read(plain, None if plain is None else len(plain), note)

@@ -1,7 +1,7 @@
 """Choosing the database of a page: every database with queues has the tables of queueapp, with rows of their own.
 
-A list shows one database; a filter selects it where there are several. The key of a row names its database unless it is the
-first one: ``17``, ``warehouse:17``. Operations on a row run in the database that the row was read from.
+A list shows one database; a filter selects it where there are several. The key of a row names its database unless it is
+the first one: ``17``, ``warehouse:17``. Operations on a row run in the database that the row was read from.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class StrictChangeList(ChangeList):
     model_admin: Any
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Django's filters, but a value that is not offered is refused: with a mistyped filter the list would show everything,
-        and "select all" would mean everything. A NUL is refused, because PostgreSQL accepts it in no text."""
+        """Django's filters, but a value that is not offered is refused: with a mistyped filter the list would show
+        everything, and "select all" would mean everything. A NUL is refused, because PostgreSQL accepts it in no
+        text."""
         if any("\0" in value for name in request.GET if name != SEARCH_VAR for value in request.GET.getlist(name)):
             raise IncorrectLookupParameters("a NUL")
         result = super().get_filters(request)
@@ -83,8 +84,8 @@ class OfDatabases(admin.ModelAdmin):
     """A page over a table that may be in several databases."""
 
     def databases(self) -> list[str]:
-        """The databases whose rows this page shows: the router's for this table, then those of queues, and those that keep delayed
-        messages for them."""
+        """The databases whose rows this page shows: the router's for this table, then those of queues, and those that
+        keep delayed messages for them."""
         first = router.db_for_write(self.model)
         others = {
             alias for queue in registry.queues for alias in (router.db_for_write(queue), *delayed.stores_of(queue))
@@ -157,10 +158,10 @@ class OfDatabases(admin.ModelAdmin):
     # -- a database that does not answer, or has no such table ---------------------------------------------------------
 
     def or_note(self, request: HttpRequest, alias: str, view: Callable[[], HttpResponse]) -> HttpResponse:
-        """The response of the view, or a redirect to the overview with a note if the table is missing or its database does not
-        answer."""
-        # A GET runs within a savepoint, so that a missing table does not break the request's own transaction. An operation commits
-        # batch by batch, so it must not run in one.
+        """The response of the view, or a redirect to the overview with a note if the table is missing or its database
+        does not answer."""
+        # A GET runs within a savepoint, so that a missing table does not break the request's own transaction. An
+        # operation commits batch by batch, so it must not run in one.
         guard = transaction.atomic(using=alias) if request.method == "GET" else nullcontext()
         try:
             with guard:
@@ -181,8 +182,8 @@ class OfDatabases(admin.ModelAdmin):
 
 
 def note_of(error: Exception, alias: str, table: str) -> str:
-    """The note for a missing or unreadable table, or a database that does not answer; '' for any other error. If the database of
-    the overview does not answer, no page can show a note."""
+    """The note for a missing or unreadable table, or a database that does not answer; '' for any other error. If the
+    database of the overview does not answer, no page can show a note."""
     if isinstance(error, DataError):
         # 'infinity', or a year beyond 9999: another program stored it, and the driver refuses to read it.
         return f"a value in the table {table!r} cannot be read: {str(error).splitlines()[0]}"

@@ -139,7 +139,8 @@ class DelayedAdmin(MessageAdmin):
         except InvalidOption as error:
             return str(error)
         return name and (
-            f"Messages sent with a delay are in the store {name}, not in this list, which has delayed retries and messages for queues of "
+            f"Messages sent with a delay are in the store {name}, not in this list, which has delayed retries and "
+            "messages for queues of "
             "other databases. The overview counts both; delayed.cancel() and delayed.reschedule() reach both."
         )
 

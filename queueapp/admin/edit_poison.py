@@ -1,7 +1,7 @@
 """Editing a poison message: headers and body in a form, the edited copy is requeued, the original is kept.
 
-The copy is exactly what was typed: nothing is reformatted, and an unchanged body keeps its bytes. A body that a text field would
-change (binary, with control characters, or large) is not editable; its headers are.
+The copy is exactly what was typed: nothing is reformatted, and an unchanged body keeps its bytes. A body that a text
+field would change (binary, with control characters, or large) is not editable; its headers are.
 """
 
 from __future__ import annotations

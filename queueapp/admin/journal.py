@@ -89,8 +89,8 @@ class JournalAdmin(MessageAdmin):
         raise PermissionDenied
 
     def queues_of_body(self, message: JournalEntry) -> set[str]:
-        """The queues that it was published to, whether their filters accepted it or not. Without a queue, the permission to view the
-        journal is enough."""
+        """The queues that it was published to, whether their filters accepted it or not. Without a queue, the
+        permission to view the journal is enough."""
         return {name.lstrip("+-") for name in message.queues.split("|") if name}
 
     # -- the list -------------------------------------------------------------------------------------------------

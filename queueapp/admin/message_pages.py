@@ -1,8 +1,9 @@
-"""The base of the pages of waiting, delayed, poison and journaled messages. They are read-only, and every text may be hostile.
+"""The base of the pages of waiting, delayed, poison and journaled messages. They are read-only, and every text may be
+hostile.
 
-A list of bounded cost, a read-only page per message (facts, headers, body, failed attempts, buttons), the body as a download, and
-a delete with the confirm page of every other operation. Django's own form, save and cascade are never used: they would load whole
-bodies, and bypass the rules of the queue.
+A list of bounded cost, a read-only page per message (facts, headers, body, failed attempts, buttons), the body as a
+download, and a delete with the confirm page of every other operation. Django's own form, save and cascade are never
+used: they would load whole bodies, and bypass the rules of the queue.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from django.urls import path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ..errors import UndecodableMessage
+from .. import registry
+from ..errors import QueueNotFound, UndecodableMessage
 from ..failures.history import read_failures
 from ..messages import read_head
 from ..models import BytesField, Now, UtcField
 from ..sql import nonblocking
 from . import body_reader
-from .bodies import may_view
 from .databases import OfDatabases
 from .formatting import display, untrusted
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
@@ -175,8 +176,8 @@ class MessageAdmin(OfDatabases):
         return display.below(self.short_id(row), *self.besides(row))
 
     def besides(self, row: Any) -> list[Any]:
-        """The lines below the id in a list. They save columns: beside the navigation and the filters, a small desktop has 630 pixels
-        for all columns."""
+        """The lines below the id in a list. They save columns: beside the navigation and the filters, a small desktop
+        has 630 pixels for all columns."""
         kind = self.message_type(row)
         return [untrusted.inline(kind, 60)] if kind else []
 
@@ -208,8 +209,8 @@ class MessageAdmin(OfDatabases):
         return self.list_url(message._state.db)
 
     def queues_of_body(self, message: Any) -> set[str]:
-        """The queues whose messages the user must be allowed to see to read the body; none: the permission of this page is
-        enough."""
+        """The queues whose messages the user must be allowed to see to read the body; none: the permission of this page
+        is enough."""
         return set()
 
     def may_see_body(self, request: HttpRequest, message: Any) -> bool:
@@ -367,3 +368,19 @@ def _then(verdict: Any) -> str:
     """The outcome of a failed attempt in words."""
     name = untrusted.visible(str(verdict))[:500]
     return _VERDICTS.get(name, name)
+
+
+def may_view(admin_site: Any, request: HttpRequest, queue: str) -> bool:
+    """Whether the user may see the messages of the queue with this label, table or address. The page of the queue
+    decides, if it has one."""
+    try:
+        model = registry.queues.find_addressed(queue)[0]
+    except QueueNotFound:
+        app, _, name = queue.partition("@")[0].lower().rpartition(".")
+    else:
+        page = admin_site._registry.get(model)
+        if page is not None:
+            return bool(page.has_view_permission(request))
+        app, name = model._meta.app_label, model._meta.model_name
+    # As in Django's admin, the change permission includes viewing.
+    return any(request.user.has_perm(f"{app}.{verb}_{name}") for verb in ("view", "change"))

@@ -2,9 +2,9 @@
 
     button or action menu --POST--> confirm page (what, how many, options) --POST--> batches --> log entry --> message
 
-An operation works on keys in batches that commit one by one, not on objects in memory, so that "select all" over a hundred thousand
-rows works and a killed process loses only the rest. Its permission is checked when the menu is built and again when it runs. It may
-skip rows (leased, gone, locked); the answer reports how many.
+An operation works on keys in batches that commit one by one, not on objects in memory, so that "select all" over a
+hundred thousand rows works and a killed process loses only the rest. Its permission is checked when the menu is built
+and again when it runs. It may skip rows (leased, gone, locked); the answer reports how many.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..signals import log as operations_log
 from ..sql import nonblocking
 from .formatting import display
 from .formatting.untrusted import visible
-from .large_tables import limits
+from .large_tables import search
 from .large_tables.lists import capped_count
 
 #: Rows per transaction.
@@ -199,11 +199,11 @@ def confirm_page(
     return ask(
         page,
         request,
-        title=f"{op.question or op.label + ' {}'}?".format(display.messages(count, limits.COUNTED)),
+        title=f"{op.question or op.label + ' {}'}?".format(display.messages(count, search.COUNTED)),
         explanation=op.explanation,
         filters=visible(unquote_plus(request.GET.urlencode())) if across else None,
         few=[page.describe(row) for row in few],
-        more=display.at_least(count - len(few), limits.COUNTED - len(few)) if count > len(few) else "",
+        more=display.at_least(count - len(few), search.COUNTED - len(few)) if count > len(few) else "",
         form=form or op.options(),
         hidden=hidden,
         yes=op.answer or op.label,
@@ -214,8 +214,8 @@ def confirm_page(
 
 
 def breadcrumbs(page: Any, *last: tuple[Any, Any]) -> dict[str, Any]:
-    """The context of the breadcrumbs: from the index to the list of the page, then ``last`` as (URL, text). The present page has no
-    URL."""
+    """The context of the breadcrumbs: from the index to the list of the page, then ``last`` as (URL, text). The present
+    page has no URL."""
     site, meta = page.admin_site.name, page.opts
     first = [
         (reverse(f"{site}:index"), gettext("Home")),
@@ -237,9 +237,9 @@ def _report(op: Operation, page: Any, request: HttpRequest, asked: int, done: Do
     text = f"{display.messages(done.changed)} {op.done}."
     if done.stopped:
         text += f" {done.stopped}"
-    elif done.changed < asked <= limits.COUNTED:
+    elif done.changed < asked <= search.COUNTED:
         text += f" {display.messages(asked - done.changed)} skipped: {op.skipped}."
-    complete = not done.stopped and done.changed >= min(asked, limits.COUNTED)
+    complete = not done.stopped and done.changed >= min(asked, search.COUNTED)
     page.message_user(request, text, messages.SUCCESS if complete else messages.WARNING)
 
 

@@ -1,7 +1,7 @@
 """The rows of the overview: ``operations.statistics`` as text, and the options that operators have set.
 
-A queue that cannot be read is a row with a note, not an error page: an operator may be looking for exactly that. An unknown
-value is a dash.
+A queue that cannot be read is a row with a note, not an error page: an operator may be looking for exactly that. An
+unknown value is a dash.
 """
 
 from __future__ import annotations

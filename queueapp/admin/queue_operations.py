@@ -155,7 +155,8 @@ OPERATIONS = {
             "pause",
             "Pause",
             lambda queue: f"Pause {queue._meta.label}?",
-            "Workers stop receiving from this queue within a peek delay. Messages in flight are handled to their end, and sending "
+            "Workers stop receiving from this queue within a peek delay. Messages in flight are handled to their end, "
+            "and sending "
             "goes on, so the queue grows until it is resumed.",
             _pause,
         ),
@@ -170,8 +171,10 @@ OPERATIONS = {
             "concurrency",
             "Concurrency",
             lambda queue: f"Change the concurrency of {queue._meta.label}?",
-            "The number of messages of this queue that each worker process handles at once, in place of the number that it was started "
-            "with. Workers apply it within a peek delay, without a restart; a receiver above the number stops after its current message. "
+            "The number of messages of this queue that each worker process handles at once, in place of the number "
+            "that it was started "
+            "with. Workers apply it within a peek delay, without a restart; a receiver above the number stops after "
+            "its current message. "
             "A process has at most 32 receivers for a queue, or as many as it was started with.",
             _set_concurrency,
             options=Concurrency,
@@ -182,7 +185,8 @@ OPERATIONS = {
             "limits",
             "Limits",
             lambda queue: f"Change the limits of {queue._meta.label}?",
-            "Sets options in place of those that the queue declares, without a deploy. Workers apply them within a peek delay, other "
+            "Sets options in place of those that the queue declares, without a deploy. Workers apply them within a "
+            "peek delay, other "
             "processes that receive within some seconds; a running lease keeps its period.",
             _set_limits,
             options_of=_limits_of,
@@ -193,7 +197,8 @@ OPERATIONS = {
             "purge",
             "Purge",
             lambda queue: f"Purge {queue._meta.label} ({_waiting(queue)})?",
-            "Every waiting message is deleted for good and will not be handled. Messages that are leased or locked by a receiver are left "
+            "Every waiting message is deleted for good and will not be handled. Messages that are leased or locked by "
+            "a receiver are left "
             "alone. Delayed and poison messages stay.",
             _purge,
             dangerous=True,

@@ -112,7 +112,8 @@ OPERATIONS = (
         "release_lease",
         "Release lease",
         "released",
-        "The lease ends now, and the next receiver gets the message. If the holder is still working, the message is handled twice.",
+        "The lease ends now, and the next receiver gets the message. If the holder is still working, the message is "
+        "handled twice.",
         "not leased, or gone",
         "change_messages",
         _release,
@@ -123,8 +124,10 @@ OPERATIONS = (
         "stop_handler",
         "Stop its handler",
         "asked to stop",
-        "A running handler is asked to stop within a second: an async handler is cancelled, a sync handler is interrupted after "
-        "CANCEL_GRACE. Its message becomes poison, and no attempt is counted. A message that is not being handled stays as it is.",
+        "A running handler is asked to stop within a second: an async handler is cancelled, a sync handler is "
+        "interrupted after "
+        "CANCEL_GRACE. Its message becomes poison, and no attempt is counted. A message that is not being handled "
+        "stays as it is.",
         "gone, or without a live worker",
         "change_messages",
         _stop,
@@ -168,7 +171,8 @@ class QueueAdmin(MessageAdmin):
     sortable_by = ("seq",)
     list_display_links = ("seq", "message")
     search_help_text = (
-        "A seq, or a message id or its beginning. An id is searched among the 50,000 oldest and newest messages, and those sent at "
+        "A seq, or a message id or its beginning. An id is searched among the 50,000 oldest and newest messages, and "
+        "those sent at "
         "the time in the id."
     )
 
@@ -261,7 +265,8 @@ class QueueAdmin(MessageAdmin):
         return display.below(tag, untrusted.breakable(text))
 
     def holder_name(self, row: Any) -> str:
-        """host:process of the holder of the lease. A script that called receive() is no subscriber and has only a token."""
+        """host:process of the holder of the lease. A script that called receive() is no subscriber and has only a
+        token."""
         holder = getattr(row, "holder", None)
         return f"{untrusted.visible(holder.host)[:60]}:{holder.process}" if holder else "a script or a past worker"
 

@@ -42,8 +42,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
 
 class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
-    """Base of the pages of task results, which maintenance deletes after a while. The list is in the order of its key and is
-    read in windows, for any size."""
+    """Base of the pages of task results, which maintenance deletes after a while. The list is in the order of its key
+    and is read in windows, for any size."""
 
     #: The list's title.
     title = ""

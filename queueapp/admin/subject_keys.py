@@ -1,7 +1,7 @@
 """Erasing a subject: enter it, see its keys, confirm.
 
-The page has no list and no search: a list of keys would disclose the subjects, and a search term would be in the URLs that servers
-log. The history records which user destroyed which key, and not its subject.
+The page has no list and no search: a list of keys would disclose the subjects, and a search term would be in the URLs
+that servers log. The history records which user destroyed which key, and not its subject.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 
-from ..encryption import erase
+from ..encryption import subject_keys
 from ..encryption.subject_keys import LONGEST
 from ..models import SubjectKey
 from .databases import OfDatabases
@@ -25,7 +25,8 @@ from .read_only import ReadOnlyAdmin
 
 ERASE = "queueapp.erase_subject"
 WHAT = (
-    "The keys of the subject are destroyed in every database: nothing that was encrypted for it can be read any more, in any queue, "
+    "The keys of the subject are destroyed in every database: nothing that was encrypted for it can be read any more, "
+    "in any queue, "
     "store or copy, and workers discard such messages. This cannot be undone. Messages sent for it later get a new key."
 )
 
@@ -74,7 +75,7 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         if not form.is_bound or not form.is_valid():
             return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
         subject = form.cleaned_data["subject"]
-        found = erase.find(subject)
+        found = subject_keys.find(subject)
         if not found:
             form.add_error(
                 "subject", "This subject has no key: it is misspelt, nothing was sent for it, or it is erased."
@@ -92,14 +93,14 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
                 dangerous=True,
             )
         keys = self._keys(subject, found)
-        gone = erase.erase(subject, found)
+        gone = subject_keys.erase(subject, found)
         for key in keys:
             log_entry(self, request, "Key of a subject destroyed.", row=key, flag=DELETION).save()
         count = sum(gone.values())
         self.message_user(request, f"{count} key{'' if count == 1 else 's'} destroyed.", messages.SUCCESS)
         return HttpResponseRedirect(request.path)
 
-    def _keys(self, subject: str, found: list[erase.Found]) -> list[Any]:
+    def _keys(self, subject: str, found: list[subject_keys.Found]) -> list[Any]:
         rows = (SubjectKey.objects.using(one.database).filter(subject=subject) for one in found)
         return [key for some in rows for key in some]
 
@@ -111,5 +112,5 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         )
 
 
-def _describe(one: erase.Found) -> Any:
+def _describe(one: subject_keys.Found) -> Any:
     return untrusted.inline(f"database {one.database}, since {one.since:%Y-%m-%d}")

@@ -68,8 +68,8 @@ class ProcessList(StrictChangeList):
 
 
 class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
-    """One row per worker process, with a page for each of its queues. Rows cannot be deleted here: a live worker without its row
-    counts as dead and loses its leases. Maintenance deletes the rows of dead workers."""
+    """One row per worker process, with a page for each of its queues. Rows cannot be deleted here: a live worker
+    without its row counts as dead and loses its leases. Maintenance deletes the rows of dead workers."""
 
     actions = None
     show_facets = admin.ShowFacets.NEVER
@@ -79,9 +79,18 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     ordering = ("queue", "host", "process")
     _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "open_breakers")
     _of_receivers = (
-        "progress_lines", "consumer_lines", "unknown_type_lines", "concurrency", "filter_text", "backlog", "outstanding", "leases_lost",
-        "received", "handled", "failed",
-    )  # fmt: skip
+        "progress_lines",
+        "consumer_lines",
+        "unknown_type_lines",
+        "concurrency",
+        "filter_text",
+        "backlog",
+        "outstanding",
+        "leases_lost",
+        "received",
+        "handled",
+        "failed",
+    )
     readonly_fields = (*_of_every_process, *_of_receivers)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:

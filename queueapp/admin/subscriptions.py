@@ -1,7 +1,7 @@
 """The subscribed consumers: whether a live worker has them, how many copies wait, and operations on them.
 
-The code that has a consumer writes its row. Only an operator removes it, here or with ``removeconsumer``. The operations are in
-the history of the queue.
+The code that has a consumer writes its row. Only an operator removes it, here or with ``removeconsumer``. The
+operations are in the history of the queue.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
     def purge_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Delete the copies that wait for these consumers."""
         explanation = (
-            "The copies that wait for these consumers, delayed ones included, are deleted for good. Leased copies stay, and so do the "
+            "The copies that wait for these consumers, delayed ones included, are deleted for good. Leased copies "
+            "stay, and so do the "
             "subscriptions: new copies are made."
         )
         return self._do(
@@ -190,7 +191,8 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
     def move_copies(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Move the copies that wait for these consumers to another one."""
         explanation = (
-            "The copies that wait for these consumers, delayed ones included, are addressed to another consumer. They start anew, behind "
+            "The copies that wait for these consumers, delayed ones included, are addressed to another consumer. They "
+            "start anew, behind "
             "the copies that wait for it."
         )
         return self._do(
@@ -208,7 +210,8 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
     def remove(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Remove these consumers."""
         explanation = (
-            "Processes whose code does not have these consumers make no more copies for them, for all of their types, selected or not. "
+            "Processes whose code does not have these consumers make no more copies for them, for all of their types, "
+            "selected or not. "
             "Waiting copies stay. A process whose code has a consumer subscribes it again when it starts."
         )
         return self._do(

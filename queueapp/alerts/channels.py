@@ -1,4 +1,5 @@
-"""The channels of notifications: the signal ``alerted``, mail, a webhook. A channel that fails raises within seconds."""
+"""The channels of notifications: the signal ``alerted``, mail, a webhook. A channel that fails raises within
+seconds."""
 
 from __future__ import annotations
 
@@ -104,8 +105,8 @@ def _webhook(notification: Notification) -> None:
         except Exception as error:
             failures[:] = [error]
 
-    # On a thread, because the timeout of urllib holds for each read: a server that answers byte by byte, or a silent name server,
-    # would block without end.
+    # On a thread, because the timeout of urllib holds for each read: a server that answers byte by byte, or a silent
+    # name server, would block without end.
     thread = threading.Thread(target=post, name="webhook", daemon=True)
     thread.start()
     thread.join(TIMEOUT)

@@ -1,5 +1,5 @@
-"""The conditions that alerts are about: poison groups, queues beyond their bounds, dead workers. An unknown value neither opens an
-alert nor resolves one."""
+"""The conditions that alerts are about: poison groups, queues beyond their bounds, dead workers. An unknown value
+neither opens an alert nor resolves one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TEXT, NAME = 500, 255
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that holds. ``text`` is one line for people and has no word of any message. It states the rule, not the present
-    value: it is still true while the alert is open. ``identity`` tells subjects of one name apart."""
+    """A condition that holds. ``text`` is one line for people and has no word of any message. It states the rule, not
+    the present value: it is still true while the alert is open. ``identity`` tells subjects of one name apart."""
 
     kind: str
     queue: str
@@ -66,8 +66,8 @@ def has_rule(kind: str, queue: str) -> bool:
 
 
 def is_removed(label: str) -> bool:
-    """Whether the queue is gone: its app is installed here and has no such queue. A queue of an app that is not installed may be
-    another project's."""
+    """Whether the queue is gone: its app is installed here and has no such queue. A queue of an app that is not
+    installed may be another project's."""
     try:
         registry.queues.find(label)
     except QueueNotFound:
@@ -117,7 +117,8 @@ def _poison(alias: str, labels: set[str], found: Evaluation) -> None:
             what = exception or "messages that could not be read or were refused"
             by = f" in {consumer}" if consumer else ""
             found.conditions.append(Condition(POISON, queue, group, f"{queue}: new poison{by}: {what}"[:TEXT]))
-    # Only for queues of this project: a group in another queue belongs to another project, or to a version that knows more queues.
+    # Only for queues of this project: a group in another queue belongs to another project, or to a version that knows
+    # more queues.
     found.known.update((POISON, queue) for queue in labels)
 
 

@@ -1,8 +1,8 @@
 """The rows of alerts: opening, resolving, and notifying each channel once. All times are the database's.
 
-A sender claims an alert by moving ``next_try`` forward before it sends, so that two leaders at once do not both send. It removes a
-channel from ``pending_channels`` after sending. A process that dies in between sends to that channel again: a second notification is
-better than none.
+A sender claims an alert by moving ``next_try`` forward before it sends, so that two leaders at once do not both send.
+It removes a channel from ``pending_channels`` after sending. A process that dies in between sends to that channel
+again: a second notification is better than none.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def record_death(alias: str, row: Subscriber) -> None:
 
 
 def reconcile(alias: str, evaluation: Evaluation, labels: Collection[str]) -> None:
-    """Open new alerts, and resolve those whose condition is over or whose rule or queue is gone. ``labels``: the queues of this
-    project in the database."""
+    """Open new alerts, and resolve those whose condition is over or whose rule or queue is gone. ``labels``: the queues
+    of this project in the database."""
     for condition in evaluation.conditions:
         open_alert(alias, condition)
     holding = {condition.key for condition in evaluation.conditions}
@@ -102,8 +102,8 @@ def _is_obsolete(alert: Alert, labels: Collection[str]) -> bool:
 
 
 def close_without_settings(alias: str, may_continue: Callable[[], bool]) -> int:
-    """Delete the alerts of this project's queues where ``QUEUEAPP["ALERTS"]`` is empty: nothing evaluates them any more. Part of
-    the maintenance of a database; returns how many."""
+    """Delete the alerts of this project's queues where ``QUEUEAPP["ALERTS"]`` is empty: nothing evaluates them any
+    more. Part of the maintenance of a database; returns how many."""
     if settings.ALERTS:
         return 0
     labels = {queue._meta.label for queue in registry.queues if router.db_for_write(queue) == alias}
@@ -113,8 +113,8 @@ def close_without_settings(alias: str, may_continue: Callable[[], bool]) -> int:
 
 
 def send_notifications(alias: str, labels: Collection[str]) -> int:
-    """Send what is pending to each channel; returns how many alerts were claimed for it. Alerts about queues of other projects are
-    sent only after their own projects have not sent them for a while: those know the right addresses."""
+    """Send what is pending to each channel; returns how many alerts were claimed for it. Alerts about queues of other
+    projects are sent only after their own projects have not sent them for a while: those know the right addresses."""
     rows = Alert.objects.using(alias)
     rows.filter(resolved_at__isnull=False, pending_channels="").delete()
     claimed = 0
@@ -150,7 +150,8 @@ def _send(alias: str, alert: Alert) -> None:
     if pending and alert.tries + 1 >= MAX_TRIES:
         names = ", ".join(pending)
         log.error(
-            "Alert %r could not be sent by %s in %d tries and is given up there; check the channel with manage.py alerts --test.",
+            "Alert %r could not be sent by %s in %d tries and is given up there; check the channel with manage.py "
+            "alerts --test.",
             alert.text, names, MAX_TRIES, extra={"kind": alert.kind, "queue": alert.queue, "channel": names},
         )  # fmt: skip
         rows.update(pending_channels="")

@@ -1,22 +1,26 @@
-"""System checks: what is wrong with settings and queues is said at start, with an id, not at 3 a.m. docs/checks.md lists all.
+"""System checks: what is wrong with settings and queues is said at start, with an id, not at 3 a.m. docs/checks.md
+lists all.
 
 Each module registers its own as it is imported.
 """
 
-from .batches import check_batches
 from .celery import check_celery
-from .checkpoints import check_checkpoints
-from .consumers import check_served, check_subscriptions
-from .dedupe import check_dedupe
-from .flow import check_flow
+from .consumers import (
+    check_batches,
+    check_checkpoints,
+    check_dedupe,
+    check_encoding,
+    check_served,
+    check_subscriptions,
+    check_versions,
+)
+from .flow import check_flow, check_order
 from .journal import check_journal
 from .leases import check_leases
-from .order import check_order
 from .queues import check_consumers, check_databases, check_forwarding, check_queues
 from .settings import check_settings
 from .tables import check_tables
 from .topics import check_entering, check_topics
-from .types import check_encoding, check_versions
 
 __all__ = [
     "check_batches",

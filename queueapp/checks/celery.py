@@ -23,7 +23,8 @@ def check_celery(**_: Any) -> list[Any]:
         if not apps.is_installed("queueapp.contrib.celery"):
             found.append(
                 Error(
-                    f"{name} = {url!r}: its tables belong to the app queueapp.contrib.celery, which is not in INSTALLED_APPS.",
+                    f"{name} = {url!r}: its tables belong to the app queueapp.contrib.celery, which is not in "
+                    "INSTALLED_APPS.",
                     hint="Add 'queueapp.contrib.celery' to INSTALLED_APPS and run `manage.py migrate`.",
                     id="queueapp.E110",
                 )

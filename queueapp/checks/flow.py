@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.core import checks
@@ -12,7 +13,7 @@ from .. import registry
 from ..conf import settings
 from ..errors import InvalidOption
 from ..flow import claim_record_cache
-from ..models import ClaimRecord
+from ..models import BarrierDelivery, ClaimRecord
 from ..models.delivery import FairnessModel, Semantics
 
 #: The columns without which a queue counts nothing.
@@ -40,7 +41,8 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
         found.append(("queueapp.E040", text, "Name that, or none."))
     if delivery.semantics is Semantics.TRANSACTIONAL and model is not FairnessModel.FAST:
         text = (
-            f"{label}.Delivery.fairness_model is {model.value!r}, and messages of a TRANSACTIONAL queue are taken in the "
+            f"{label}.Delivery.fairness_model is {model.value!r}, and messages of a TRANSACTIONAL queue are taken in "
+            "the "
             "handler's own transaction: they cannot be assigned to subscribers."
         )
         found.append(("queueapp.E041", text, "Take AT_LEAST_ONCE, or FairnessModel.FAST."))
@@ -57,11 +59,18 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
     if claim_record_cache.keeps_records(queue) and not router.allow_migrate_model(
         alias := router.db_for_write(queue), ClaimRecord
     ):
-        text = f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables of queueapp."
+        text = (
+            f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables "
+            f"of "
+            f"queueapp."
+        )
         found.append(("queueapp.E044", text, "Let the router put them there."))
     each, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
     if each is not None and whole is not None and each > whole:
-        text = f"{label}.Delivery.max_per_subscription_backlog is {each}, more than the whole queue's max_backlog, {whole}."
+        text = (
+            f"{label}.Delivery.max_per_subscription_backlog is {each}, more than the whole queue's max_backlog, "
+            f"{whole}."
+        )
         found.append(("queueapp.E043", text, "Lower the one or raise the other."))
     return found
 
@@ -80,6 +89,49 @@ def _warnings(queue: Any) -> list[tuple[str, str, str]]:
         )
         found.append(("queueapp.W040", text, "At least twice as many as tasks keep them busy."))
     if whole is not None and delivery.concurrency is not None and whole < delivery.concurrency:
-        text = f"{label}: each process has {tasks} tasks, and max_backlog lets all processes together hold {whole} messages."
+        text = (
+            f"{label}: each process has {tasks} tasks, and max_backlog lets all processes together hold {whole} "
+            f"messages."
+        )
         found.append(("queueapp.W041", text, "Lower the concurrency, or raise the limit."))
     return found
+
+
+@register(Tags.models)
+def check_order(**_: Any) -> list[Any]:
+    """E050: a priority and barriers. E052: levels and a priority of 64 bits. E053: recipients and a priority of 64
+    bits. E054: a table without the columns. E055: nowhere to keep what a barrier releases."""
+    found: list[Any] = []
+    for queue in registry.queues:
+        for identity, problem, hint in _problems(queue):
+            text = f"{queue._meta.label}.Delivery: {problem}."
+            found.append(checks.Error(text, hint=hint, obj=queue, id=identity))
+    return found
+
+
+def _problems(queue: Any) -> Iterator[tuple[str, str, str]]:
+    delivery = queue.delivery
+    ranked, levels, barriers = delivery.priority, delivery.priorities > 1, delivery.has_barriers
+    if (ranked or levels) and barriers:
+        which = "priority" if ranked else "priorities"
+        problem = f"{which} and barriers exclude each other: what comes before a barrier is said by its place"
+        yield "queueapp.E050", problem, "Give the urgent messages a queue of their own."
+    if ranked and levels:
+        problem = f"priority = {ranked!r} and priorities = {delivery.priorities} exclude each other"
+        yield "queueapp.E052", problem, "An expression gives any number; leave priorities away."
+    if ranked and delivery.recipients:
+        problem = f"priority = {ranked!r} and recipients exclude each other: no one index holds that order"
+        yield "queueapp.E053", problem, "Use priorities, of which there are at most 10, or a queue for each consumer."
+    has = {field.name for field in queue._meta.local_concrete_fields}
+    for option, needed in (
+        ("priority", {"priority"} if ranked else set()),
+        ("barriers", {"is_barrier", "lease_token", "lease_owner", "lease_expires"} if barriers else set()),
+    ):
+        if missing := sorted(needed - has):
+            problem = f"{option} needs columns that the table has not: {', '.join(missing)}"
+            yield "queueapp.E054", problem, "A foreign table has none of them: leave the option away."
+    if barriers and not router.allow_migrate_model(alias := router.db_for_write(queue), BarrierDelivery):
+        problem = (
+            f"its barriers are kept for their subscribers in {alias!r}, where the router allows no tables of queueapp"
+        )
+        yield "queueapp.E055", problem, "Let the router put them there."

@@ -1,4 +1,5 @@
-"""What is wrong with the journal and with queues over journaled topics, as they are declared. Connects to no database."""
+"""What is wrong with the journal and with queues over journaled topics, as they are declared. Connects to no
+database."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from ..topics.routing import known_topics
 
 @register(Tags.models)
 def check_journal(**_: Any) -> list[Any]:
-    """E060: target_queue_depth without a journaled topic. E061: with priority or barrier. E062: a queue over a journaled topic in a
-    database without queueapp's tables. E063: target_queue_depth of a table that is not ours. W060: recovery_point of a queue
-    over no journaled topic. W061: target_queue_depth beside file_backed_metadata."""
+    """E060: target_queue_depth without a journaled topic. E061: with priority or barrier. E062: a queue over a
+    journaled topic in a database without queueapp's tables. E063: target_queue_depth of a table that is not ours. W060:
+    recovery_point of a queue over no journaled topic. W061: target_queue_depth beside file_backed_metadata."""
     found: list[Any] = []
     try:
         _ = settings.JOURNAL
@@ -43,7 +44,10 @@ def _check_queue(queue: Any) -> list[Any]:
     if is_fed(queue):
         for topic in _topics_of(queue):
             if not is_journaled(topic):
-                text = f"{where}.target_queue_depth = {delivery.target_queue_depth} needs a journaled topic, and {topic!r} is none."
+                text = (
+                    f"{where}.target_queue_depth = {delivery.target_queue_depth} needs a journaled topic, and "
+                    f"{topic!r} is none."
+                )
                 hint = "Add it to QUEUEAPP['JOURNAL'], or leave target_queue_depth out."
                 found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E060"))
         if delivery.priority:
@@ -53,7 +57,10 @@ def _check_queue(queue: Any) -> list[Any]:
         if delivery.priorities > 1:
             found.append(_excluded(queue, "priorities"))
         if not queue._meta.managed:
-            text = f"{where}.target_queue_depth: its table is foreign (managed = False), so others may insert into it at any time."
+            text = (
+                f"{where}.target_queue_depth: its table is foreign (managed = False), so others may insert into it "
+                f"at any time."
+            )
             found.append(checks.Error(text, obj=queue, id="queueapp.E063"))
         if delivery.file_backed_metadata is not None:
             text = f"{where} has target_queue_depth and file_backed_metadata: with either the other is not needed."
@@ -62,7 +69,8 @@ def _check_queue(queue: Any) -> list[Any]:
         alias = router.db_for_write(queue)
         if not is_pattern(underlying_topic(queue)) and not router.allow_migrate_model(alias, JournalEntry):
             text = (
-                f"{queue._meta.label} collects the journaled topic {underlying_topic(queue)!r}, and lies in {alias!r}, where the "
+                f"{queue._meta.label} collects the journaled topic {underlying_topic(queue)!r}, and lies in {alias!r}, "
+                "where the "
                 "router allows no tables of queueapp: publishing to it fails."
             )
             hint = "Let the router put them there: the journal is written in the transaction of the queue's database."
@@ -84,7 +92,8 @@ def _topics_of(queue: Any) -> list[str]:
 
 def _excluded(queue: Any, name: str) -> Any:
     return checks.Error(
-        f"{queue._meta.label}.Delivery.{name} and target_queue_depth exclude each other: what is received next may lie in the "
+        f"{queue._meta.label}.Delivery.{name} and target_queue_depth exclude each other: what is received next may lie "
+        "in the "
         "journal.",
         hint="Leave one of them out.",
         obj=queue,

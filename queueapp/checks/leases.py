@@ -1,4 +1,5 @@
-"""Options of leases, limits and expiry that contradict each other, or that a queue has no use for. Connects to no database."""
+"""Options of leases, limits and expiry that contradict each other, or that a queue has no use for. Connects to no
+database."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def _way_back(queue: Any) -> list[Any] | None:
 
 
 def _collecting(topic: str) -> tuple[Any, ...]:
-    """The queues that collect a topic; none, where the topics of some queue contradict each other, which is said elsewhere."""
+    """The queues that collect a topic; none, where the topics of some queue contradict each other, which is said
+    elsewhere."""
     try:
         return route(resolve(topic))
     except InvalidOption:
@@ -90,7 +92,8 @@ def _without_effect(queue: Any) -> Iterator[Any]:
     models = (ExpirationModel.QUEUE, ExpirationModel.LATEST)
     if delivery.expires_by_age and delivery.expiration is None and delivery.expiration_model in models:
         text = (
-            f"expiration_model is {delivery.expiration_model.value}, and it has no expiration: no message expires, whatever it "
+            f"expiration_model is {delivery.expiration_model.value}, and it has no expiration: no message expires, "
+            "whatever it "
             "says itself"
         )
         yield _warning(queue, text, "Give it an expiration, unless an operator does.", "queueapp.W032")

@@ -40,8 +40,8 @@ _DESTINATION = DelayedMessage._meta.get_field("destination")
 
 @register(Tags.models)
 def check_forwarding(**_: Any) -> list[Any]:
-    """E007: a database that is to keep delayed messages for a queue of another one cannot. W008: the queue's own has no table in
-    which it would see what has arrived already. Connects to none."""
+    """E007: a database that is to keep delayed messages for a queue of another one cannot. W008: the queue's own has no
+    table in which it would see what has arrived already. Connects to none."""
     found: list[Any] = []
     for queue in registry.queues:
         label, own = queue._meta.label, router.db_for_write(queue)
@@ -57,7 +57,8 @@ def check_forwarding(**_: Any) -> list[Any]:
         if stores and not delayed.can_tell(own):
             found.append(
                 Warning(
-                    f"{label} lies in {own!r}, where the router allows no tables of queueapp: a delayed message that is forwarded "
+                    f"{label} lies in {own!r}, where the router allows no tables of queueapp: a delayed message that "
+                    "is forwarded "
                     "there may be there twice after a crash.",
                     hint="Let the router put them there, or let the queue's consumers tell by the message's id.",
                     obj=queue,
@@ -97,7 +98,8 @@ def check_consumers(**_: Any) -> list[Any]:
 
 @register(Tags.models)
 def check_queues(**_: Any) -> list[Any]:
-    """W002: peek delay over 10 s. W003: peek delay longer than the expiration. E003: lease shorter than a time limit."""
+    """W002: peek delay over 10 s. W003: peek delay longer than the expiration. E003: lease shorter than a time
+    limit."""
     found: list[Any] = []
     try:
         default_peek, default_timeout = settings.PEEK_DELAY, settings.TIMEOUT
@@ -128,7 +130,8 @@ def check_queues(**_: Any) -> list[Any]:
             if timeout and timeout + settings.SHUTDOWN_GRACE > delivery.lease_period:
                 found.append(
                     checks.Error(
-                        f"{label}: the lease ({delivery.lease_period}) is shorter than the time limit of {consumer.name} "
+                        f"{label}: the lease ({delivery.lease_period}) is shorter than the time limit of "
+                        f"{consumer.name} "
                         f"({timeout}) plus SHUTDOWN_GRACE ({settings.SHUTDOWN_GRACE}), and renew_leases is off.",
                         obj=queue,
                         id="queueapp.E003",

@@ -18,9 +18,9 @@ from ..telemetry import following
 
 @register(Tags.compatibility)
 def check_settings(**_: Any) -> list[Any]:
-    """queueapp.E001: a setting is not accepted. W001: the peek delay is long. E002: settings contradict each other. E004: the
-    delayed store is none. E008: eager mode without an engine. E009: nothing is around handlers.
-    E010: traces are asked for without the extra. W009: an alert's bound is for a queue that is not there."""
+    """queueapp.E001: a setting is not accepted. W001: the peek delay is long. E002: settings contradict each other.
+    E004: the delayed store is none. E008: eager mode without an engine. E009: nothing is around handlers. E010: traces
+    are asked for without the extra. W009: an alert's bound is for a queue that is not there."""
     try:
         peek_delay = settings.PEEK_DELAY
     except InvalidOption as error:
@@ -57,7 +57,8 @@ def check_settings(**_: Any) -> list[Any]:
     if settings.HANDLER_CONTEXT_MANAGER and (problem := _no_function(settings.HANDLER_CONTEXT_MANAGER)):
         found.append(
             checks.Error(
-                f"QUEUEAPP.HANDLER_CONTEXT_MANAGER is {settings.HANDLER_CONTEXT_MANAGER!r}: {problem}. No worker can start.",
+                f"QUEUEAPP.HANDLER_CONTEXT_MANAGER is {settings.HANDLER_CONTEXT_MANAGER!r}: {problem}. No worker can "
+                "start.",
                 hint="Name a function of the context that returns a context manager, by its dotted path.",
                 id="queueapp.E009",
             )
@@ -74,7 +75,8 @@ def _unknown_bounds() -> list[Warning]:
     labels = {queue._meta.label for queue in queues} | {"*"}
     return [
         Warning(
-            f"QUEUEAPP.ALERTS: {option} has a bound for {name!r}, and no queue has that label: it never raises an alert.",
+            f"QUEUEAPP.ALERTS: {option} has a bound for {name!r}, and no queue has that label: it never raises an "
+            "alert.",
             hint="Name a queue as queuestats does, app_label.ClassName; '*' is for all others.",
             id="queueapp.W009",
         )

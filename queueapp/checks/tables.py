@@ -1,7 +1,7 @@
 """What is wrong with tables and servers: looked at by ``check --database`` alone.
 
-Nothing here is an error, unless the server is none of ours: `migrate` runs these checks first, and would refuse to make what
-they miss.
+Nothing here is an error, unless the server is none of ours: `migrate` runs these checks first, and would refuse to make
+what they miss.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def lock_migrations(databases: Any = None, **_: Any) -> list[Any]:
 
 @register(Tags.database)
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
-    """W004: an index of a queue is missing, or its table's options have drifted. W006: a table or a column is missing. E006: the
-    server is too old. W007: the database does not answer. W010: wake-ups could be had. I001: what reads of one's own wait for, by
-    a setting of SQL Server. Runs with ``check --database``."""
+    """W004: an index of a queue is missing, or its table's options have drifted. W006: a table or a column is missing.
+    E006: the server is too old. W007: the database does not answer. W010: wake-ups could be had. I001: what reads of
+    one's own wait for, by a setting of SQL Server. Runs with ``check --database``."""
     found: list[Any] = []
     by_alias: dict[str, list[Any]] = {}
     for queue in registry.queues:

@@ -25,8 +25,8 @@ from ..sending.enqueue_expressions import rules_of
 
 @register(Tags.models)
 def check_topics(**_: Any) -> list[Any]:
-    """E020: a regular expression without a target. E021: the target is none of the queue's topics. E022: no regular expression.
-    E023: queues of one topic have several message types. W020: a name means several queues."""
+    """E020: a regular expression without a target. E021: the target is none of the queue's topics. E022: no regular
+    expression. E023: queues of one topic have several message types. W020: a name means several queues."""
     found: list[Any] = []
     by_target: dict[str, list[Any]] = defaultdict(list)
     for queue in registry.queues:
@@ -91,7 +91,8 @@ def _check_names() -> list[Any]:
         by_name[topic_name(queue)].append(queue)
     return [
         Warning(
-            f"Several queues have the name {name!r}: {', '.join(queue._meta.label for queue in queues)}. What is published to it "
+            f"Several queues have the name {name!r}: {', '.join(queue._meta.label for queue in queues)}. What is "
+            "published to it "
             f"goes to the target of {queues[0]._meta.label}.",
             hint="Give each a name of its own: Delivery.name.",
             obj=queues[1],
@@ -104,8 +105,8 @@ def _check_names() -> list[Any]:
 
 @register(Tags.models)
 def check_entering(**_: Any) -> list[Any]:
-    """E024: a message type without a codec. E025: an expression is none, or its extra is missing. E026: expressions on a table
-    that cannot hold what others insert."""
+    """E024: a message type without a codec. E025: an expression is none, or its extra is missing. E026: expressions on
+    a table that cannot hold what others insert."""
     found: list[Any] = []
     for queue in registry.queues:
         where = f"{queue._meta.label}.Delivery."
@@ -126,7 +127,8 @@ def _check_expressions(queue: Any) -> list[Any]:
     if not holds(queue):
         found.append(
             checks.Error(
-                f"{queue._meta.label} has {names}, and its table has no lease columns: what others insert could not be held until it "
+                f"{queue._meta.label} has {names}, and its table has no lease columns: what others insert could not be "
+                "held until it "
                 "is evaluated.",
                 hint="Filter where it is received, or use a table of our own.",
                 obj=queue,

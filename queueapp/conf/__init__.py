@@ -1,7 +1,7 @@
 """The project-wide settings: ``QUEUEAPP = {...}`` in Django's settings, each with default and bounds.
 
-Each is declared once, in the module of its subject. Arguments of a consumer and a queue's ``class Delivery`` override settings
-of the same name. Reading a setting never touches the database. ``checks`` reads all of them once at start.
+Each is declared once, in the module of its subject. Arguments of a consumer and a queue's ``class Delivery`` override
+settings of the same name. Reading a setting never touches the database. ``checks`` reads all of them once at start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OPTIONS: tuple[Option, ...] = (
 
 
 class Settings:
-    """The settings as attributes: ``conf.settings.PEEK_DELAY``. Read on first use, and again after an override in tests."""
+    """The settings as attributes: ``conf.settings.PEEK_DELAY``. Read on first use, and again after an override in
+    tests."""
 
     def __getattr__(self, name: str) -> Any:
         # Called only for names that are not in __dict__: after the first one, settings are plain attributes.

@@ -1,6 +1,7 @@
 """Settings under AsyncMonolith's names. Each is an alias of one or more of our settings, within the bounds of both.
 
-``QUEUEAPP`` accepts them beside ours, in AsyncMonolith's units. Two names of one setting with different values are refused.
+``QUEUEAPP`` accepts them beside ours, in AsyncMonolith's units. Two names of one setting with different values are
+refused.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from ..errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class SettingAlias:
-    """One of AsyncMonolith's settings. ``low`` to ``high`` is accepted here, ``theirs`` is the bound that AsyncMonolith checks;
-    ``ours`` are the settings that it sets, with the value that ``convert`` returns."""
+    """One of AsyncMonolith's settings. ``low`` to ``high`` is accepted here, ``theirs`` is the bound that AsyncMonolith
+    checks; ``ours`` are the settings that it sets, with the value that ``convert`` returns."""
 
     name: str
     unit: str
@@ -52,27 +53,91 @@ _BATCH = ("MAX_BATCH", "AT_MOST_ONCE_BATCH")
 _BATCH_DOC = "Largest batch of a receiver. Batches are smaller where handlers are slow (`BATCH_TARGET`)."
 
 SETTINGS: tuple[SettingAlias, ...] = (
-    SettingAlias("MaxAttempts", "", 5, "1 or more", 1, 1000, ("ATTEMPTS",), int,
-                  "Attempts before a message is poison. An attempt that kills its process counts as well."),
-    SettingAlias("AttemptDelay", "seconds", 10, "0 or more", 0, 30 * 86_400, ("RETRY_DELAY",), _seconds,
-                  "Wait between two attempts."),
-    SettingAlias("ProcessorMaxDelay", "milliseconds", 1000, "1 or more", 100, 3_600_000, ("PEEK_DELAY",), _ms,
-                  "Wait after an empty peek. A notification ends it, so less than 100 ms would only cost statements."),
-    SettingAlias("ProcessorMinDelay", "milliseconds", 10, "0 or more, at most ProcessorMaxDelay", 0, 3_600_000, ("CLAIM_PAUSE",), _ms,
-                  "Wait after a full batch; default: none. AsyncMonolith does not wait for values from 1 to 9."),
+    SettingAlias(
+        "MaxAttempts",
+        "",
+        5,
+        "1 or more",
+        1,
+        1000,
+        ("ATTEMPTS",),
+        int,
+        "Attempts before a message is poison. An attempt that kills its process counts as well.",
+    ),
+    SettingAlias(
+        "AttemptDelay",
+        "seconds",
+        10,
+        "0 or more",
+        0,
+        30 * 86_400,
+        ("RETRY_DELAY",),
+        _seconds,
+        "Wait between two attempts.",
+    ),
+    SettingAlias(
+        "ProcessorMaxDelay",
+        "milliseconds",
+        1000,
+        "1 or more",
+        100,
+        3_600_000,
+        ("PEEK_DELAY",),
+        _ms,
+        "Wait after an empty peek. A notification ends it, so less than 100 ms would only cost statements.",
+    ),
+    SettingAlias(
+        "ProcessorMinDelay",
+        "milliseconds",
+        10,
+        "0 or more, at most ProcessorMaxDelay",
+        0,
+        3_600_000,
+        ("CLAIM_PAUSE",),
+        _ms,
+        "Wait after a full batch; default: none. AsyncMonolith does not wait for values from 1 to 9.",
+    ),
     SettingAlias("ProcessorBatchSize", "", 5, "1 or more", 1, 3500, _BATCH, int, _BATCH_DOC),
-    SettingAlias("ConsumerMessageBatchSize", "", 5, "1 or more", 1, 3500, _BATCH, int,
-                  "The same; AsyncMonolith's documentation calls it `ProcessorBatchSize`."),
-    SettingAlias("ConsumerMessageProcessorCount", "", 1, "1 or more", 1, 256, ("CONCURRENCY",), int,
-                  "Receivers of a queue in one worker process."),
-    SettingAlias("DefaultConsumerTimeout", "seconds", 10, "1 to 3600", 1, 3600, ("TIMEOUT",), _seconds,
-                  "Time limit of a handler; default: none."),
-)  # fmt: skip
+    SettingAlias(
+        "ConsumerMessageBatchSize",
+        "",
+        5,
+        "1 or more",
+        1,
+        3500,
+        _BATCH,
+        int,
+        "The same; AsyncMonolith's documentation calls it `ProcessorBatchSize`.",
+    ),
+    SettingAlias(
+        "ConsumerMessageProcessorCount",
+        "",
+        1,
+        "1 or more",
+        1,
+        256,
+        ("CONCURRENCY",),
+        int,
+        "Receivers of a queue in one worker process.",
+    ),
+    SettingAlias(
+        "DefaultConsumerTimeout",
+        "seconds",
+        10,
+        "1 to 3600",
+        1,
+        3600,
+        ("TIMEOUT",),
+        _seconds,
+        "Time limit of a handler; default: none.",
+    ),
+)
 ALIASES = frozenset(alias.name for alias in SETTINGS)
 
 
 def translated(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``given`` with aliases replaced by our settings. Raises InvalidOption for a value out of bounds, and for names that disagree."""
+    """``given`` with aliases replaced by our settings. Raises InvalidOption for a value out of bounds, and for names
+    that disagree."""
     if not any(name in ALIASES for name in given):
         return dict(given)
     found = {name: value for name, value in given.items() if name not in ALIASES}
@@ -84,7 +149,8 @@ def translated(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         for name in alias.ours:
             if name in found and not _same(found[name], value):
                 raise InvalidOption(
-                    f"{where}{alias.name}", given[alias.name], f"the same as {source[name]} = {given[source[name]]!r}: both set {name}"
+                    f"{where}{alias.name}", given[alias.name], f"the same as {source[name]} = {given[source[name]]!r}: "
+                                                               f"both set {name}"
                 )  # fmt: skip
             if name not in found:
                 found[name], source[name] = value, alias.name

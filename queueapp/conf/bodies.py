@@ -17,7 +17,8 @@ OPTIONS: tuple[Option, ...] = (
         "KEYRING",
         object,
         "queueapp.encryption.from_environment",
-        "Callable, or its dotted path, that returns the keys of encrypted bodies by id: the first key encrypts, all keys decrypt "
+        "Callable, or its dotted path, that returns the keys of encrypted bodies by id: the first key encrypts, all "
+        "keys decrypt "
         "([encoding](reference/encoding.md#keys)).",
         accept=lambda value: isinstance(value, str) or callable(value),
         words="a callable or the dotted path of one",

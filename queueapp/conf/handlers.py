@@ -11,7 +11,8 @@ OPTIONS: tuple[Option, ...] = (
         "EAGER",
         str,
         "",
-        "Handle messages in the thread that sends them, without a worker: after its transaction has committed (at_commit), or "
+        "Handle messages in the thread that sends them, without a worker: after its transaction has committed "
+        "(at_commit), or "
         "at once within it (at_once). For development and tests "
         "([testing](howto/testing.md#eager-mode)); empty: workers handle them.",
         accept=("", "at_commit", "at_once").__contains__,
@@ -28,14 +29,16 @@ OPTIONS: tuple[Option, ...] = (
         "HANDLER_CONTEXT_MANAGER",
         str,
         "",
-        "Dotted path of a function of the context that returns a context manager, in which each handler is called, for example to "
+        "Dotted path of a function of the context that returns a context manager, in which each handler is called, for "
+        "example to "
         "select the tenant that a header names ([context](reference/context.md#around-every-handler)). Empty: none.",
     ),
     Option(
         "CANCEL_GRACE",
         timedelta,
         timedelta(seconds=5),
-        "A sync handler that was asked to stop (`cancel_running`) is interrupted after this time; until then it can read "
+        "A sync handler that was asked to stop (`cancel_running`) is interrupted after this time; until then it can "
+        "read "
         "`context.cancelled`.",
         low=timedelta(0),
         high=timedelta(hours=1),

@@ -40,20 +40,24 @@ OPTIONS: tuple[Option, ...] = (
         {},
         "Conditions that raise alerts, and the channels that are notified ([alerts](howto/alerts.md)); empty: none.",
         accept=_is_alerts,
-        words="a dict with any of mail (a list of addresses), webhook (an http or https URL), max_age (a timedelta), max_waiting (a "
-        "whole number from 0; either also a dict of queues, '*' for the others), poison and dead_worker (True or False), every (a "
+        words="a dict with any of mail (a list of addresses), webhook (an http or https URL), max_age (a timedelta), "
+        "max_waiting (a "
+        "whole number from 0; either also a dict of queues, '*' for the others), poison and dead_worker (True or "
+        "False), every (a "
         "timedelta from 0:00:01 to 1:00:00)",
     ),
     Option(
         "METRICS_TOKEN",
         str,
         "",
-        "Bearer token required to read [the metrics](monitoring.md#prometheus) without a login; empty: a login is required.",
+        "Bearer token required to read [the metrics](monitoring.md#prometheus) without a login; empty: a login is "
+        "required.",
     ),
     Option(
         "OPENTELEMETRY",
         bool,
         False,
-        "Trace messages and measure them with OpenTelemetry ([tracing](howto/tracing.md)); needs `queueapp[opentelemetry]`.",
+        "Trace messages and measure them with OpenTelemetry ([tracing](howto/tracing.md)); needs "
+        "`queueapp[opentelemetry]`.",
     ),
 )

@@ -29,8 +29,10 @@ OPTIONS: tuple[Option, ...] = (
         "CRASH_TRACKING_PERIOD",
         timedelta,
         timedelta(seconds=60),
-        "How long crash tracking lasts after a subscriber of a TRANSACTIONAL queue stopped without deregistering: each delivery "
-        "is recorded before its handler runs, at the cost of one commit per 25 messages. Without it a rollback leaves no trace "
+        "How long crash tracking lasts after a subscriber of a TRANSACTIONAL queue stopped without deregistering: each "
+        "delivery "
+        "is recorded before its handler runs, at the cost of one commit per 25 messages. Without it a rollback leaves "
+        "no trace "
         "of a message that kills its whole process tree. Leased messages record their deliveries anyway.",
         low=timedelta(seconds=1),
         high=timedelta(hours=24),
@@ -49,7 +51,8 @@ OPTIONS: tuple[Option, ...] = (
         "DATABASE_TIMEOUT",
         timedelta,
         timedelta(seconds=30),
-        "A worker closes a connection when one of its own statements (peek, claim, ack, heartbeat, ...) is not answered within "
+        "A worker closes a connection when one of its own statements (peek, claim, ack, heartbeat, ...) is not "
+        "answered within "
         "this time, and keepalives detect a dead server or worker in about this time. Statements of handlers have the "
         "handler's time limit instead. None: the limits of the operating system, which may be hours.",
         low=timedelta(seconds=1),

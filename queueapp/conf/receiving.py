@@ -32,14 +32,16 @@ OPTIONS: tuple[Option, ...] = (
         "NOTIFY",
         bool,
         True,
-        "Notify idle workers after a commit that sent messages, and listen for notifications: NOTIFY on PostgreSQL, Service "
+        "Notify idle workers after a commit that sent messages, and listen for notifications: NOTIFY on PostgreSQL, "
+        "Service "
         "Broker on SQL Server.",
     ),
     Option(
         "NOTIFY_INTERVAL",
         timedelta,
         timedelta(milliseconds=50),
-        "A process that sends to a queue every 2 ms or more often notifies workers once per interval; one that sends less "
+        "A process that sends to a queue every 2 ms or more often notifies workers once per interval; one that sends "
+        "less "
         "often notifies them each time.",
         low=timedelta(milliseconds=1),
         high=timedelta(seconds=10),
@@ -49,9 +51,12 @@ OPTIONS: tuple[Option, ...] = (
         "PREPARED_STATEMENTS",
         bool,
         True,
-        "Prepare the engine's statements and, on workers' connections, statements that handlers repeat (`prepare_threshold` 5 "
-        "unless `OPTIONS` sets it; useful with `server_side_binding`). Names are made from the statement, so that a pooler "
-        "cannot run another one in its place. Behind a pooler that does not support them, nothing is prepared; False saves "
+        "Prepare the engine's statements and, on workers' connections, statements that handlers repeat "
+        "(`prepare_threshold` 5 "
+        "unless `OPTIONS` sets it; useful with `server_side_binding`). Names are made from the statement, so that a "
+        "pooler "
+        "cannot run another one in its place. Behind a pooler that does not support them, nothing is prepared; False "
+        "saves "
         "the test for it and its log line.",
     ),
     Option(
@@ -66,7 +71,8 @@ OPTIONS: tuple[Option, ...] = (
         "AT_MOST_ONCE_BATCH",
         int,
         500,
-        "The same for an AT_MOST_ONCE queue. A batch is deleted when it is received: a process that dies loses at most this "
+        "The same for an AT_MOST_ONCE queue. A batch is deleted when it is received: a process that dies loses at most "
+        "this "
         "many messages per receiver, and no more than it handles in BATCH_TARGET.",
         low=1,
         high=3500,
@@ -84,7 +90,8 @@ OPTIONS: tuple[Option, ...] = (
         "MAX_BATCH_BYTES",
         int,
         16 * 1024 * 1024,
-        "Approximate limit of the bytes of bodies in one claim, which is sized by the average body of earlier claims; one "
+        "Approximate limit of the bytes of bodies in one claim, which is sized by the average body of earlier claims; "
+        "one "
         "message is claimed however large it is.",
         low=64 * 1024,
         high=2**30,

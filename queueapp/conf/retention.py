@@ -52,7 +52,8 @@ OPTIONS: tuple[Option, ...] = (
         "POISON_RETENTION",
         timedelta,
         timedelta(days=15),
-        "How long archived and edited poison messages are kept before maintenance deletes them; None: for ever. Unresolved "
+        "How long archived and edited poison messages are kept before maintenance deletes them; None: for ever. "
+        "Unresolved "
         "ones are never deleted.",
         low=timedelta(hours=1),
         high=timedelta(days=3650),
@@ -73,7 +74,8 @@ OPTIONS: tuple[Option, ...] = (
         "JOURNAL",
         dict,
         {},
-        "Journaled topics with their retention; None: for ever. A key is a name, or a regular expression that is searched in "
+        "Journaled topics with their retention; None: for ever. A key is a name, or a regular expression that is "
+        "searched in "
         "the topic; the first match counts ([journal](reference/journal.md)).",
         accept=_is_journal,
         words="a dict of topics or regular expressions with a timedelta from 0:01:00 to 36500 days, or None, for each",

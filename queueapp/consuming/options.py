@@ -13,12 +13,14 @@ MOST_IN_A_BATCH = 500
 
 OWN: tuple[Option, ...] = (
     Option("batch", int, None,
-           "The handler takes a list of so many messages at most, instead of one; None: one.", 1, MOST_IN_A_BATCH, True),
+           "The handler takes a list of so many messages at most, instead of one; None: "
+           "one.", 1, MOST_IN_A_BATCH, True),
     Option("batch_wait", timedelta, None,
            "How long more messages are waited for before a batch that is not full is taken; None: not at all.",
            timedelta(milliseconds=1), timedelta(seconds=30), True, True),
     Option("concurrency", int, None,
-           "Handlers of it that run at once in a worker process, at most; None: as many as the process has tasks. For queues with "
+           "Handlers of it that run at once in a worker process, at most; None: as many as the process has tasks. For "
+           "queues with "
            "`recipients`.", 1, MAX_CONCURRENCY, True),
 )  # fmt: skip
 

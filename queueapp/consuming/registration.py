@@ -6,9 +6,11 @@ It is refused here, even if it is wrapped; where only the call shows it, the att
 
 from __future__ import annotations
 
+import abc
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -120,9 +122,18 @@ class Registration:
     """A registered consumer: the messages that it handles, its handler, and its options."""
 
     __slots__ = (
-        "aliases", "finder", "handler", "is_async", "message_type", "name", "options", "queue", "type_name", "type_names",
+        "aliases",
+        "finder",
+        "handler",
+        "is_async",
+        "message_type",
+        "name",
+        "options",
+        "queue",
+        "type_name",
+        "type_names",
         "wants_context",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -197,3 +208,33 @@ class Registration:
 
     def __repr__(self) -> str:
         return f"<consumer {self.name} of {self.type_name or 'untyped messages'} in {self.queue._meta.label}>"
+
+
+class ConsumerResolver(abc.ABC):
+    """Selects the consumers of one queue, and stores results of handled messages."""
+
+    #: Whether the queue may have no other consumer.
+    alone = False
+    #: Whether the consumer depends on more than the type: see ``variant_of``.
+    varies = False
+
+    @abc.abstractmethod
+    def find(self, type_name: str, variant: str = "") -> Registration:
+        """The consumer of messages of this type and variant. Raises UndecodableMessage if there is none, so that the
+        message becomes poison."""
+
+    def variant_of(self, headers: str) -> str:
+        """The part of the headers that selects among consumers of one type; called only if it ``varies``."""
+        return ""
+
+    @abc.abstractmethod
+    def ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
+        """``QueueSql.acks.ack``, and in the same transaction the results of these messages."""
+
+    @abc.abstractmethod
+    def try_ack(self, sql: Any, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
+        """``QueueSql.acks.try_ack``, in the same way. In a transaction of its own."""
+
+    @abc.abstractmethod
+    def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
+        """Delete old results; called by the maintenance of a database, until ``may_continue`` returns False."""

@@ -42,7 +42,10 @@ class Registry:
                 if other.name == registration.name:
                     continue
                 if is_alone(other) or is_alone(registration):
-                    accepted = f"the only consumer of {label}: a set consumer takes all of its messages, and {other.name} is there"
+                    accepted = (
+                        f"the only consumer of {label}: a set consumer takes all of its messages, and "
+                        f"{other.name} is there"
+                    )
                     raise InvalidOption(f"@consumer {registration.name}", label, accepted)
                 both = {other.name, *other.aliases} & {registration.name, *registration.aliases}
                 if both:

@@ -20,9 +20,8 @@ from django.utils import timezone
 from ..errors import InvalidOption
 from ..options import Option
 from ..sql import orm
-from .registration import Registration, located, source_location, unwrap
+from .registration import ConsumerResolver, Registration, located, source_location, unwrap
 from .registry import registered
-from .resolver import ConsumerResolver
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
@@ -76,8 +75,21 @@ class MessageSet:
 
 #: Defaults of which one value serves all rows of a set.
 _CONSTANT_DEFAULTS: tuple[Any, ...] = (
-    timezone.now, datetime.now, datetime.utcnow, datetime.today, date.today, dict, list, tuple, set, str, bytes, int, float, bool,
-)  # fmt: skip
+    timezone.now,
+    datetime.now,
+    datetime.utcnow,
+    datetime.today,
+    date.today,
+    dict,
+    list,
+    tuple,
+    set,
+    str,
+    bytes,
+    int,
+    float,
+    bool,
+)
 
 
 def _default(field: Any, call: str) -> Any:

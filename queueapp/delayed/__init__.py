@@ -1,13 +1,23 @@
 """The delayed store: messages wait here until they are due, then go to their queue."""
 
 from .breakers import store_breaker, store_breakers, storing
-from .counts import can_count, kept_in, waiting
 from .custom_store_dispatch import dispatch_next
 from .dispatch import Agenda, agenda, dispatch_due, is_idle, next_due_in, undeliverable
 from .dispatch_failures import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed, step
 from .forward import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
 from .loading import endpoint_of, is_built_in, open_for_any, open_for_dispatch, open_store, store_class, store_of
-from .operations import address_in, addressed, cancel, make_due, name_of_other_store, readdress, reschedule
+from .operations import (
+    address_in,
+    addressed,
+    can_count,
+    cancel,
+    kept_in,
+    make_due,
+    name_of_other_store,
+    readdress,
+    reschedule,
+    waiting,
+)
 from .other_databases import addresses, stores_of
 from .sql_store import SqlDelayedStore
 from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure

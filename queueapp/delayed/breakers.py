@@ -1,7 +1,8 @@
-"""The breakers of storing: one per store and process, fed by ``send(delay=)`` wherever it is called and by delayed retries.
+"""The breakers of storing: one per store and process, fed by ``send(delay=)`` wherever it is called and by delayed
+retries.
 
-A worker that stores a delayed retry waits as its breaker says. A ``send`` does not: its caller has the exception, and may
-be a request. There it is in the log, as critical once the breaker is open, and in ``store_breakers``.
+A worker that stores a delayed retry waits as its breaker says. A ``send`` does not: its caller has the exception, and
+may be a request. There it is in the log, as critical once the breaker is open, and in ``store_breakers``.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ def dispatch_next(
     on_refused: OnRefused = ignore,
     semantics: Semantics = Semantics.TRANSACTIONAL,
 ) -> Dispatched | None:
-    """Dispatch one message of a third party's store that is due at ``at``; None: there is none. ``semantics``: what the store
-    was opened for. A message for a queue that this process does not know becomes poison: the contract has no way to leave it alone
-    and look behind it. Raises StepFailed."""
+    """Dispatch one message of a third party's store that is due at ``at``; None: there is none. ``semantics``: what the
+    store was opened for. A message for a queue that this process does not know becomes poison: the contract has no way
+    to leave it alone and look behind it. Raises StepFailed."""
     if semantics is Semantics.TRANSACTIONAL:
         with transaction.atomic(using=store.alias):
             return _in_one_transaction(store, at, on_refused)

@@ -1,8 +1,8 @@
 """Moving messages that are due to their queues.
 
-A process dispatches what is addressed to the queues that it knows. What is addressed to others is left where it is, for a
-process that knows them: another project on the same database, or the next version of this one. A queue that was removed
-has no such process; its messages are named (``undeliverable``) and wait until an operator cancels them.
+A process dispatches what is addressed to the queues that it knows. What is addressed to others is left where it is, for
+a process that knows them: another project on the same database, or the next version of this one. A queue that was
+removed has no such process; its messages are named (``undeliverable``) and wait until an operator cancels them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ OVERDUE = timedelta(minutes=1)
 COUNTED = 10_000
 
 
-#: The destinations of this process that have messages in the store, and in how many milliseconds the first of each is due
-#: (0 or less: it is), in that order.
+#: The destinations of this process that have messages in the store, and in how many milliseconds the first of each is
+#: due (0 or less: it is), in that order.
 Agenda = list[tuple[str, int]]
 
 
@@ -50,11 +50,12 @@ def is_idle(agenda: Agenda) -> bool:
 def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore, seen: Agenda | None = None) -> Dispatched:
     """Move at most ``limit`` due messages of one database to their queues, in one transaction.
 
-    Those for one queue are in due order; of several queues, the one whose first message has been due for the longest comes
-    first. A message for a queue that this process does not know is not touched; one that its queue refuses is tried again
-    ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is called each time. Calling it from several
-    processes at once is safe: rows locked by one are skipped by the other. Raises RecoveryFailed when what was refused can
-    neither be counted nor moved; nothing is changed then. ``seen``: the agenda of this moment, which is asked for without.
+    Those for one queue are in due order; of several queues, the one whose first message has been due for the longest
+    comes first. A message for a queue that this process does not know is not touched; one that its queue refuses is
+    tried again ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is called each time. Calling
+    it from several processes at once is safe: rows locked by one are skipped by the other. Raises RecoveryFailed when
+    what was refused can neither be counted nor moved; nothing is changed then. ``seen``: the agenda of this moment,
+    which is asked for without.
     """
     connection = connections[alias]
     backend = backend_of(connection)
@@ -80,8 +81,8 @@ _spellings: set[str] = set()
 
 
 def destinations() -> list[str]:
-    """The names under which messages are addressed to the queues of this process: labels, tables, and what else was seen
-    that ``registry.queues`` understands. The store compares them letter by letter."""
+    """The names under which messages are addressed to the queues of this process: labels, tables, and what else was
+    seen that ``registry.queues`` understands. The store compares them letter by letter."""
     queues = list(registry.queues)
     return sorted({queue._meta.label for queue in queues} | {queue._meta.db_table for queue in queues} | _spellings)
 
@@ -161,9 +162,9 @@ def _poison(alias: str, queue: Any, destination: str, keys: list[int], reason: s
 
 
 def next_due_in(alias: str, seen: Agenda | None = None) -> timedelta | None:
-    """How long until the earliest delayed message that this process can deliver is due (negative: overdue); None: there is
-    none. ``seen``: the agenda, if it was asked for a moment ago and nothing was moved since. Raises FetchFailed when another
-    store cannot be asked."""
+    """How long until the earliest delayed message that this process can deliver is due (negative: overdue); None: there
+    is none. ``seen``: the agenda, if it was asked for a moment ago and nothing was moved since. Raises FetchFailed when
+    another store cannot be asked."""
     first = agenda(alias) if seen is None else seen
     found = timedelta(milliseconds=first[0][1]) if first else None
     if not is_built_in(store_of(alias)):

@@ -57,7 +57,8 @@ class RecoveryFailed(StepFailed):
 
 @contextmanager
 def step(failed: type[StepFailed], alias: str) -> Iterator[None]:
-    """Around a step: what is raised in it is raised as ``failed``, but for a deadlock, after which the same is tried again."""
+    """Around a step: what is raised in it is raised as ``failed``, but for a deadlock, after which the same is tried
+    again."""
     try:
         yield
     except (StepFailed, MissingVerb, SemanticsRefused):
@@ -71,8 +72,8 @@ def step(failed: type[StepFailed], alias: str) -> Iterator[None]:
 def poison(
     alias: str, queue: Any, destination: str, row: Row, reason: str, error: BaseException, *, retries: int
 ) -> None:
-    """Keep a message that could not be delivered, in the caller's transaction; the signal follows its commit. ``queue``: None
-    where this process does not know the destination."""
+    """Keep a message that could not be delivered, in the caller's transaction; the signal follows its commit.
+    ``queue``: None where this process does not know the destination."""
     insert_poison(
         alias,
         destination,

@@ -6,10 +6,10 @@ There is no transaction over two databases, so there are two, in this order:
 2. the target's: the messages are put into their queues, and noted as arrived; commit;
 3. the store's goes on: the rows are deleted; commit.
 
-A process that dies before 3 leaves the rows, unlocked: the next one does 2 and 3 again. Where the target has the
-table of arrivals it finds them noted there and puts nothing in; where it has not (a foreign database, in which the
-router makes no tables of ours) the messages are there twice, and their handlers have to recognize them by their id. A note is kept
-until its message has left the store, and ``KEPT`` at least, for a process that was stopped in the middle.
+A process that dies before 3 leaves the rows, unlocked: the next one does 2 and 3 again. Where the target has the table
+of arrivals it finds them noted there and puts nothing in; where it has not (a foreign database, in which the router
+makes no tables of ours) the messages are there twice, and their handlers have to recognize them by their id. A note is
+kept until its message has left the store, and ``KEPT`` at least, for a process that was stopped in the middle.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def forward_due(
     on_refused: OnRefused = ignore,
     waiting: Waiting = nullcontext,
 ) -> Dispatched:
-    """Move at most ``limit`` due messages that database ``alias`` keeps to their queues in database ``target``. What was moved
-    is committed in both when this returns, so call it outside of transactions. Several processes at once are safe: rows
-    locked by one are skipped by the other. A message that its queue refuses is treated as ``dispatch_due`` does, and is
-    poison in the database that kept it. Raises DispatchFailed when the target cannot be reached or worked with, and
-    RecoveryFailed; what had gone over by then is out of the store. A queue there whose table is missing or closed to this
-    process keeps the others from nothing.
+    """Move at most ``limit`` due messages that database ``alias`` keeps to their queues in database ``target``. What
+    was moved is committed in both when this returns, so call it outside of transactions. Several processes at once are
+    safe: rows locked by one are skipped by the other. A message that its queue refuses is treated as ``dispatch_due``
+    does, and is poison in the database that kept it. Raises DispatchFailed when the target cannot be reached or worked
+    with, and RecoveryFailed; what had gone over by then is out of the store. A queue there whose table is missing or
+    closed to this process keeps the others from nothing.
     """
     connection = connections[alias]
     backend = backend_of(connection)
@@ -110,7 +110,8 @@ def next_forward_in(alias: str, target: str) -> timedelta | None:
 
 
 def forget_arrivals(alias: str, target: str, older: timedelta = KEPT) -> int:
-    """Forget what arrived in ``target`` from ``alias`` longer ago than that and has left the store; returns how many."""
+    """Forget what arrived in ``target`` from ``alias`` longer ago than that and has left the store; returns how
+    many."""
     if not can_tell(target):
         return 0
     old = ForwardedMessage.objects.using(target).filter(origin=_origin(alias), arrived_at__lt=Now() - older)
@@ -239,8 +240,8 @@ class _Forwarding:
         return [row for key, row in keyed.items() if key in noted]
 
     def _raise_targets(self, error: BaseException, *, alone: bool = False) -> None:
-        """What the messages cannot help: the target is away, or not migrated, or refuses connections, or has no room or time even
-        for one of them."""
+        """What the messages cannot help: the target is away, or not migrated, or refuses connections, or has no room or
+        time even for one of them."""
         kind = backend_of(connections[self._target]).error_kind(error)
         if isinstance(error, TableNotFound) or kind in _THE_TARGETS or (alone and kind is ErrorKind.EXHAUSTED):
             self.only_of_its_queue = isinstance(error, TableNotFound) or kind in _OF_ONE_QUEUE
@@ -260,8 +261,9 @@ class _Forwarding:
 
 
 def _within_time(rows: QuerySet[DelayedMessage]) -> Iterator[DelayedMessage]:
-    """With the times that a message carries as claims read them: what the database has and Python has not (``infinity``, the
-    year 12000) is the end of time, or its beginning. One such row would otherwise keep all others from being read."""
+    """With the times that a message carries as claims read them: what the database has and Python has not
+    (``infinity``, the year 12000) is the end of time, or its beginning. One such row would otherwise keep all others
+    from being read."""
     utc = UtcField()
     first, last = Value(FIRST_TIME, utc), Value(LAST_TIME, utc)
     within = {
@@ -281,9 +283,9 @@ def _within_time(rows: QuerySet[DelayedMessage]) -> Iterator[DelayedMessage]:
 
 
 def _key_of(row: DelayedMessage) -> uuid.UUID:
-    """What tells a row of the store from every other, also of one message that was sent twice under the same id on purpose: by
-    its number, and by when it was stored, because another store has the same numbers, and so has this one when it counts from 1
-    again."""
+    """What tells a row of the store from every other, also of one message that was sent twice under the same id on
+    purpose: by its number, and by when it was stored, because another store has the same numbers, and so has this one
+    when it counts from 1 again."""
     what = f"{row.message_id} {row.number} {row.stored_at:%Y%m%d%H%M%S%f}"
     return uuid.UUID(bytes=blake2b(what.encode(), digest_size=16).digest())
 

@@ -1,9 +1,9 @@
 """Loads the delayed store of a database and opens it: ``setup_infrastructure`` and ``initialize`` before the first use.
 
-A store is opened wherever it is used, in a web process as in a worker: once per process and database, by one thread while
-the others wait. After an attempt that raised, the next use tries again, unless the store has refused the semantics
-(NotImplementedError, ImproperlyConfigured). A forked child opens a store of its own: connections are not shared with the
-parent.
+A store is opened wherever it is used, in a web process as in a worker: once per process and database, by one thread
+while the others wait. After an attempt that raised, the next use tries again, unless the store has refused the
+semantics (NotImplementedError, ImproperlyConfigured). A forked child opens a store of its own: connections are not
+shared with the parent.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def store_of(alias: str) -> DelayedStore:
 
 
 def is_built_in(store: DelayedStore) -> bool:
-    """Whether a store is the table beside the queues, which has statements of its own. A subclass may do as it likes."""
+    """Whether a store is the table beside the queues, which has statements of its own. A subclass may do as it
+    likes."""
     return type(store) is SqlDelayedStore
 
 
@@ -149,9 +150,9 @@ def open_store(alias: str, semantics: Semantics) -> DelayedStore:
 
 
 def open_for_dispatch(alias: str) -> tuple[DelayedStore, Semantics]:
-    """The store opened for what is dispatched to the queues of this process, and the semantics that it honours: the strongest of
-    theirs that it does not refuse, since no message for the others can be sent by it. Raises SemanticsRefused where it refuses
-    all of them, and what the store raises."""
+    """The store opened for what is dispatched to the queues of this process, and the semantics that it honours: the
+    strongest of theirs that it does not refuse, since no message for the others can be sent by it. Raises
+    SemanticsRefused where it refuses all of them, and what the store raises."""
     opening = _opening_of(alias)
     used = {queue.delivery.semantics for queue in registry.queues if router.db_for_write(queue) == alias}
     wanted = [one for one in STRONGEST_FIRST if one in used] or [Semantics.AT_LEAST_ONCE]
@@ -182,7 +183,8 @@ def open_for_any(alias: str) -> DelayedStore:
 
 
 def endpoint_of(alias: str) -> str:
-    """The name under which a store keeps what belongs to a database: the same in every process, another one in tests."""
+    """The name under which a store keeps what belongs to a database: the same in every process, another one in
+    tests."""
     return f"{connections[alias].settings_dict['NAME'] or 'database'}.{alias}"
 
 

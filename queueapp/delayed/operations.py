@@ -1,5 +1,5 @@
-"""Dropping and rescheduling delayed messages by hand: in the table beside the queues, where delayed retries always are, and
-in another store, if it is configured and has the verb."""
+"""Dropping and rescheduling delayed messages by hand: in the table beside the queues, where delayed retries always are,
+and in another store, if it is configured and has the verb."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .. import notifier, registry
 from ..errors import InvalidOption, MissingVerb
 from ..models import DelayedMessage, Now
 from ..sql import backend_of
+from .dispatch_failures import FetchFailed, step
 from .loading import is_built_in, open_for_any, store_of
 from .other_databases import stores_of
 from .sql_store import SqlDelayedStore
@@ -37,8 +38,8 @@ def cancel(message_id: uuid.UUID, *, using: str = "default") -> int:
 def reschedule(
     message_id: uuid.UUID, *, delay: timedelta | None = None, at: datetime | None = None, using: str = "default"
 ) -> int:
-    """Make a delayed message due in ``delay`` from now, or ``at`` a time; returns how many were changed. Its expiry, which
-    counts from when it is due, moves with it. Raises MissingVerb when it is in a store that cannot do it."""
+    """Make a delayed message due in ``delay`` from now, or ``at`` a time; returns how many were changed. Its expiry,
+    which counts from when it is due, moves with it. Raises MissingVerb when it is in a store that cannot do it."""
     if (delay is None) == (at is None):
         raise ValueError("reschedule needs either delay or at.")
     due: Any = at if at is not None else Now() + delay
@@ -61,8 +62,8 @@ def make_due(messages: QuerySet[DelayedMessage]) -> int:
 
 
 def address_in(alias: str, queue: Any) -> str:
-    """What messages that this database keeps for a queue are addressed to. Raises InvalidOption where no dispatcher would deliver them
-    from there."""
+    """What messages that this database keeps for a queue are addressed to. Raises InvalidOption where no dispatcher
+    would deliver them from there."""
     own = router.db_for_write(queue)
     if alias == own:
         return str(queue._meta.label)
@@ -73,17 +74,17 @@ def address_in(alias: str, queue: Any) -> str:
 
 
 def addressed(name: str, *, using: str = "default") -> int:
-    """How many delayed messages go to a destination, of the table and of another store. Raises MissingVerb when that cannot
-    tell."""
+    """How many delayed messages go to a destination, of the table and of another store. Raises MissingVerb when that
+    cannot tell."""
     other = _other(using)
     in_store = 0 if other is None else other.count(name, _ALL)
     return DelayedMessage.objects.using(using).filter(destination=name).count() + in_store
 
 
 def readdress(name: str, queue: Any, *, using: str = "default", limit: int = 1000) -> int:
-    """Let delayed messages go to another queue when they are due, the first due first: those of the table, then those of another
-    store; returns how many, 0: there are no more. ``name`` is the destination they have, of a queue that need not exist. Raises
-    InvalidOption, and MissingVerb when there may be some in a store that cannot do it."""
+    """Let delayed messages go to another queue when they are due, the first due first: those of the table, then those
+    of another store; returns how many, 0: there are no more. ``name`` is the destination they have, of a queue that
+    need not exist. Raises InvalidOption, and MissingVerb when there may be some in a store that cannot do it."""
     to = address_in(using, queue)
     if to == name:
         raise InvalidOption("queue", to, "another one than they go to already")
@@ -96,8 +97,8 @@ def readdress(name: str, queue: Any, *, using: str = "default", limit: int = 100
 
 
 def name_of_other_store(alias: str) -> str:
-    """The class of the store that keeps what is sent with a delay, in place of the table; '' where that is the table. It is not
-    opened."""
+    """The class of the store that keeps what is sent with a delay, in place of the table; '' where that is the table.
+    It is not opened."""
     store = store_of(alias)
     return "" if is_built_in(store) else f"{type(store).__module__}.{type(store).__qualname__}"
 
@@ -113,3 +114,26 @@ def _may_have(store: DelayedStore, destination: str) -> bool:
 def _other(alias: str) -> DelayedStore | None:
     """The store that is configured in place of the table, opened."""
     return None if is_built_in(store_of(alias)) else open_for_any(alias)
+
+
+def waiting(alias: str, destination: str, limit: int, *, in_passing: bool = False) -> int:
+    """How many delayed messages there are for a queue, by its label; counted up to ``limit``. ``in_passing``: for a
+    figure, which does not wait for locks and may miss what an open transaction has. Raises MissingVerb when another
+    store cannot tell, and FetchFailed when it cannot be asked."""
+    own = SqlDelayedStore(alias)
+    found = own.count_in_passing(destination, limit) if in_passing else own.count(destination, limit)
+    store = store_of(alias)
+    if found < limit and not is_built_in(store):
+        with step(FetchFailed, alias):
+            found += open_for_any(alias).count(destination, limit - found)
+    return min(found, limit)
+
+
+def kept_in(store: str, queue: Any, limit: int) -> int:
+    """How many messages one of the ``stores_of`` a queue keeps for it; counted up to ``limit``."""
+    return SqlDelayedStore(store).count(registry.address(queue, router.db_for_write(queue)), limit)
+
+
+def can_count(alias: str) -> bool:
+    """Whether ``waiting`` can be told of this database."""
+    return type(store_of(alias)).count is not DelayedStore.count

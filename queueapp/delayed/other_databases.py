@@ -1,8 +1,8 @@
 """Which databases keep delayed messages for queues of other ones: what queues say in ``Delivery.delayed_in``.
 
-Such a message is addressed to ``label@alias``, by the alias of the queue's database. No queue of the store's own database
-answers to that, so its ordinary dispatcher, and any version that knows of no such messages, leaves it alone; one forwarder
-for each pair of databases moves it.
+Such a message is addressed to ``label@alias``, by the alias of the queue's database. No queue of the store's own
+database answers to that, so its ordinary dispatcher, and any version that knows of no such messages, leaves it alone;
+one forwarder for each pair of databases moves it.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ else:
 
 
 class Delayed(_Delayed):
-    """A delayed message as a store sees it: ``message_id``, ``destination``, ``due``, ``headers``, ``body``, ``retries`` (of
-    the dispatch), what ``sql.carried`` declares (``expires``, ``recipient``, ...), the counts, and ``handle``, which is the
-    store's own (a key, a lock token). A store keeps all of it; what it does not give back is taken to be as it is here by
-    default."""
+    """A delayed message as a store sees it: ``message_id``, ``destination``, ``due``, ``headers``, ``body``,
+    ``retries`` (of the dispatch), what ``sql.carried`` declares (``expires``, ``recipient``, ...), the counts, and
+    ``handle``, which is the store's own (a key, a lock token). A store keeps all of it; what it does not give back is
+    taken to be as it is here by default."""
 
     message_id: uuid.UUID
     destination: str
@@ -79,8 +79,8 @@ class Delayed(_Delayed):
 
     @classmethod
     def from_json(cls, data: bytes, *, handle: Any = None) -> Delayed:
-        """The reverse of ``to_json``; what is not in it is as it is by default, what is unknown here is left out. Raises
-        ValueError."""
+        """The reverse of ``to_json``; what is not in it is as it is by default, what is unknown here is left out.
+        Raises ValueError."""
         given = msgspec.json.decode(data)
         known = {one.name for one in fields(cls)}
         values = {
@@ -101,8 +101,8 @@ class DelayedStore(abc.ABC):
     """NServiceBus' interface of such a store (docs/lineage.md has the names). One instance serves one database in one
     process; its methods are called from many threads.
 
-    The abstract methods are what a store must have. ``cancel``, ``reschedule``, ``count`` and ``readdress`` are for operators: a
-    store that lacks one of them works, and who asks for it gets ``MissingVerb``.
+    The abstract methods are what a store must have. ``cancel``, ``reschedule``, ``count`` and ``readdress`` are for
+    operators: a store that lacks one of them works, and who asks for it gets ``MissingVerb``.
     """
 
     def __init__(self, alias: str) -> None:
@@ -110,11 +110,12 @@ class DelayedStore(abc.ABC):
 
     @abc.abstractmethod
     def initialize(self, endpoint: str, semantics: Semantics) -> None:
-        """Called once per process before anything else, in every process that sends or dispatches. ``endpoint`` names the
-        database that is served, by the same name in every process. ``semantics`` is that of the queue that is sent to, or the
-        strongest of those that are dispatched to; called again when a queue of a stronger one is used later, after an attempt
-        that raised, and in a forked child. Raise NotImplementedError if the store cannot honour it, which is remembered:
-        TRANSACTIONAL requires it to take part in the transactions of Django's connection ``self.alias``.
+        """Called once per process before anything else, in every process that sends or dispatches. ``endpoint`` names
+        the database that is served, by the same name in every process. ``semantics`` is that of the queue that is sent
+        to, or the strongest of those that are dispatched to; called again when a queue of a stronger one is used later,
+        after an attempt that raised, and in a forked child. Raise NotImplementedError if the store cannot honour it,
+        which is remembered: TRANSACTIONAL requires it to take part in the transactions of Django's connection
+        ``self.alias``.
         """
 
     @abc.abstractmethod
@@ -123,8 +124,8 @@ class DelayedStore(abc.ABC):
 
     @abc.abstractmethod
     def fetch_next_due(self, at: datetime) -> Delayed | None:
-        """The oldest message due at or before ``at``, locked against other dispatchers until the transaction is over, or,
-        where there is none, for some time; or None."""
+        """The oldest message due at or before ``at``, locked against other dispatchers until the transaction is over,
+        or, where there is none, for some time; or None."""
 
     @abc.abstractmethod
     def remove(self, message: Delayed) -> bool:
@@ -145,8 +146,8 @@ class DelayedStore(abc.ABC):
         raise MissingVerb(self, "cancel")
 
     def reschedule(self, message_id: uuid.UUID, due: datetime) -> int:
-        """Make a message due at another time; its expiry, which counts from when it is due, moves with it. Returns how many
-        were changed."""
+        """Make a message due at another time; its expiry, which counts from when it is due, moves with it. Returns how
+        many were changed."""
         raise MissingVerb(self, "reschedule")
 
     def count(self, destination: str, limit: int) -> int:
@@ -154,13 +155,14 @@ class DelayedStore(abc.ABC):
         raise MissingVerb(self, "count")
 
     def readdress(self, destination: str, to: str, limit: int) -> int:
-        """Let at most so many messages for a destination, the first due first, go to another, with no failed dispatches counted;
-        returns how many. One that is being dispatched is left alone."""
+        """Let at most so many messages for a destination, the first due first, go to another, with no failed dispatches
+        counted; returns how many. One that is being dispatched is left alone."""
         raise MissingVerb(self, "readdress")
 
 
 class DelayedStoreWithInfrastructure(DelayedStore):
-    """A store that can set up what it needs. ``setup_infrastructure`` is called once per process, before ``initialize``."""
+    """A store that can set up what it needs. ``setup_infrastructure`` is called once per process, before
+    ``initialize``."""
 
     @abc.abstractmethod
     def setup_infrastructure(self) -> None:

@@ -1,8 +1,9 @@
 """Encryption of bodies: AES-256-GCM, with the keys of the project's keyring or of a subject.
 
-A message names its key in the header ``encryption-key`` and is bound to its id: its body in another message does not open.
-A subject (a customer, a patient) has a data key of its own in the table of this app, wrapped by the keyring. To destroy it
-is to erase all that was encrypted for that subject, wherever copies of it lie. Needs the extra ``queueapp[encryption]``.
+A message names its key in the header ``encryption-key`` and is bound to its id: its body in another message does not
+open. A subject (a customer, a patient) has a data key of its own in the table of this app, wrapped by the keyring. To
+destroy it is to erase all that was encrypted for that subject, wherever copies of it lie. Needs the extra
+``queueapp[encryption]``.
 """
 
 from .cipher import register

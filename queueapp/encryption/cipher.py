@@ -58,7 +58,8 @@ class Encrypted:
 
 
 def _about(headers: Mapping[str, str]) -> bytes:
-    """What the tag covers beside the id. (When a body is sealed its content type has no suffix yet, when it is opened it has.)"""
+    """What the tag covers beside the id. (When a body is sealed its content type has no suffix yet, when it is opened
+    it has.)"""
     return f"|{headers[ENCRYPTION_KEY]}|{innermost(headers.get(CONTENT_TYPE, ''))}".encode()
 
 

@@ -1,8 +1,8 @@
 """The project's keys: what ``QUEUEAPP["KEYRING"]`` returns, by id; the first one encrypts, all of them decrypt.
 
 To rotate, put a new key before the others; take an old one away when nothing encrypted with it is left, and no key of a
-subject is wrapped by it (``rewrap_subject_keys``). The callable is asked again after a minute, and at once for a key that
-is not known, though not more than once a second.
+subject is wrapped by it (``rewrap_subject_keys``). The callable is asked again after a minute, and at once for a key
+that is not known, though not more than once a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ VARIABLE = "QUEUEAPP_ENCRYPTION_KEYS"
 
 
 def from_environment() -> dict[str, bytes]:
-    """Keys of the environment variable ``QUEUEAPP_ENCRYPTION_KEYS``: ``2026-11:<base64>,2026-05:<base64>``. Raises InvalidOption."""
+    """Keys of the environment variable ``QUEUEAPP_ENCRYPTION_KEYS``: ``2026-11:<base64>,2026-05:<base64>``. Raises
+    InvalidOption."""
     keys = {}
     for one in os.environ.get(VARIABLE, "").split(","):
         name, colon, text = one.strip().partition(":")

@@ -1,19 +1,21 @@
 """The keys of subjects: a data key for each, wrapped by a key of the keyring, in a table of the queue's database.
 
-No key is kept in memory from one message to the next: after ``erase_subject`` has committed no process opens one any more.
-A message and the key that it is the first to need are stored in one transaction.
+No key is kept in memory from one message to the next: after ``erase_subject`` has committed no process opens one any
+more. A message and the key that it is the first to need are stored in one transaction.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, NamedTuple
 
-from django.db import transaction
+from django.db import router, transaction
 
-from ..errors import ErasedMessage, InvalidMessage, KeyMissing, UndecodableMessage
+from .. import registry
+from ..errors import ErasedMessage, InvalidMessage, InvalidOption, KeyMissing, UndecodableMessage
 from ..models import Now, SubjectKey
 from . import keyring
 
@@ -43,7 +45,8 @@ def key_for(subject: Any, using: str) -> tuple[str, bytes]:
 
 
 def key_of(name: str, using: str) -> bytes:
-    """The key that a message names. Raises ErasedMessage when it was destroyed, UndecodableMessage for what is no name."""
+    """The key that a message names. Raises ErasedMessage when it was destroyed, UndecodableMessage for what is no
+    name."""
     try:
         identity = uuid.UUID(name.removeprefix(PREFIX))
     except ValueError:
@@ -57,8 +60,8 @@ def key_of(name: str, using: str) -> bytes:
 
 
 def erase_subject(subject: str, *, using: str = "default") -> int:
-    """Destroy the key of a subject: nothing that was encrypted for it can be read any more, in whatever queue, store or backup
-    it lies. Returns how many keys were destroyed (0: it had none). What is sent for it later gets a new key.
+    """Destroy the key of a subject: nothing that was encrypted for it can be read any more, in whatever queue, store or
+    backup it lies. Returns how many keys were destroyed (0: it had none). What is sent for it later gets a new key.
 
     In the caller's transaction. Messages that are erased are discarded by their receivers, and never retried. A backup
     of the database that is older still has the key, and so may dead rows of the table until it is vacuumed.
@@ -71,8 +74,8 @@ def erase_subject(subject: str, *, using: str = "default") -> int:
 
 
 def rewrap_subject_keys(*, using: str = "default", batch: int = 500) -> int:
-    """Wrap the keys of all subjects by the current key of the keyring, after a rotation; returns how many were. Messages stay as
-    they are. Each batch is a transaction."""
+    """Wrap the keys of all subjects by the current key of the keyring, after a rotation; returns how many were.
+    Messages stay as they are. Each batch is a transaction."""
     done = 0
     while True:
         name, outer = keyring.current()
@@ -105,3 +108,34 @@ def _unwrap(row: SubjectKey) -> bytes:
     except Exception as error:
         raise UndecodableMessage(f"The key {_name(row.id)} does not open with {row.key!r} of the keyring.") from error
     return key
+
+
+class Found(NamedTuple):
+    """The key of a subject in one database."""
+
+    database: str
+    since: datetime
+
+
+def databases() -> list[str]:
+    """Where keys of subjects can be: beside the queues."""
+    return sorted({router.db_for_write(queue) or "default" for queue in registry.queues})
+
+
+def find(subject: str, using: Iterable[str] | None = None) -> list[Found]:
+    """The keys that there are. Raises InvalidOption for what is no subject, and no database of a queue."""
+    if not subject or len(subject) > LONGEST or "\0" in subject:
+        raise InvalidOption("subject", subject, f"a text of 1 to {LONGEST} characters, as `encrypt-for` has it")
+    known, found = databases(), []
+    for alias in known if using is None else using:
+        if alias not in known:
+            raise InvalidOption("database", alias, f"one that has queues: {', '.join(known)}")
+        made = SubjectKey.objects.using(alias).filter(subject=subject).values_list("created_at", flat=True).first()
+        if made is not None:
+            found.append(Found(alias, made))
+    return found
+
+
+def erase(subject: str, found: Iterable[Found]) -> dict[str, int]:
+    """Destroy these; by database how many were. One that fails keeps none of those before it from being gone."""
+    return {one.database: erase_subject(subject, using=one.database) for one in found}

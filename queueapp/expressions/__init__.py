@@ -1,8 +1,8 @@
 """The expressions of AMPS over a parsed message: filters, and whatever else is computed from a body.
 
-``compile_expression`` parses a text once into closures; what it returns is evaluated on any number of messages, from any
-thread. Nothing here reads a database, a file or a clock: the same message always gives the same value. Both the text and
-messages are not trusted, so every size that depends on them is bounded (``limits.py``).
+``compile_expression`` parses a text once into closures; what it returns is evaluated on any number of messages, from
+any thread. Nothing here reads a database, a file or a clock: the same message always gives the same value. Both the
+text and messages are not trusted, so every size that depends on them is bounded (``limits.py``).
 
 Needs the extra ``queueapp[expressions]``. The language is described in ``docs/reference/expressions.md``.
 """
@@ -10,8 +10,8 @@ Needs the extra ``queueapp[expressions]``. The language is described in ``docs/r
 from ..errors import InvalidExpression
 
 try:
-    from .document import ParsedMessage
     from .expression import Expression, compile_expression
+    from .paths import ParsedMessage
 except ModuleNotFoundError as error:  # pragma: no cover: the tests have the extra
     if error.name not in ("lark", "re2"):
         raise

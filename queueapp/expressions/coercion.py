@@ -1,7 +1,7 @@
 """The typing rules: what a value counts as where a number, a text or a truth is wanted.
 
-A value is None (NULL), a bool, an int, a float or a str; the empty string is NULL. Only identifiers yield lists too, and
-the operators that look at every element say so; everything else takes the first (``first``).
+A value is None (NULL), a bool, an int, a float or a str; the empty string is NULL. Only identifiers yield lists too,
+and the operators that look at every element say so; everything else takes the first (``first``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Number = int | float
 #: Integers are 64 bits wide, unsigned above the largest signed one. What does not fit is a double.
 LEAST, GREATEST = -(2**63), 2**64 - 1
 
-#: ASCII digits only, and nothing around them: ``float`` would take " 1_0 ", "nan" and the digits of every script as well.
+#: ASCII digits only, and nothing around them: ``float`` would take " 1_0 ", "nan" and the digits of every script as
+#: well.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 #: Digits of an integer that may fit into 64 bits, with its sign.

@@ -1,8 +1,8 @@
 """Comparisons: of two values, of a value with every element of an array, of two arrays, and with a list (IN).
 
-Texts are compared as texts, numbers as numbers; of a text and a number the text is taken for the number that it says, and
-one that says none is greater than any number. With NULL the answer is NULL. With an array it is true when any element
-makes it true, as if the elements were joined by OR.
+Texts are compared as texts, numbers as numbers; of a text and a number the text is taken for the number that it says,
+and one that says none is greater than any number. With NULL the answer is NULL. With an array it is true when any
+element makes it true, as if the elements were joined by OR.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _distinct(values: list[Any]) -> list[Any]:
 
 
 def _extremes(values: list[Any], pick: Any) -> list[Any]:
-    """The few values that decide: whatever is true of any value is true of one of these. Which is extreme depends on what
-    it is compared with: '9' is greater than '10', and 9 is not.
+    """The few values that decide: whatever is true of any value is true of one of these. Which is extreme depends on
+    what it is compared with: '9' is greater than '10', and 9 is not.
     """
     numbers = [value for value in values if value is not None and type(value) is not str and value == value]
     texts = [value for value in values if type(value) is str]

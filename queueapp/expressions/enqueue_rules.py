@@ -12,8 +12,8 @@ from ..errors import InvalidExpression, InvalidOption
 from ..messages import BYTES, TOPIC, codec_for, codec_of, decode_body, decode_headers, read_head
 from ..messages.body_filters import innermost
 from .coercion import number_of
-from .document import ParsedMessage
 from .expression import Expression, compile_expression
+from .paths import ParsedMessage
 
 #: The priority of what is no number: it is received last.
 LOWEST = -(2**63)
@@ -52,8 +52,8 @@ class EnqueueRules:
         self._target = target
 
     def evaluate(self, headers: str, body: bytes | None) -> Evaluated:
-        """Of a message as it is stored. Raises UndecodableMessage for headers that do not parse, and for a body that is not
-        what they say it is, or, where they say nothing, what the queue's message type is."""
+        """Of a message as it is stored. Raises UndecodableMessage for headers that do not parse, and for a body that is
+        not what they say it is, or, where they say nothing, what the queue's message type is."""
         message = ParsedMessage(self._fields(headers, body), self._topic(headers), len(body or b""))
         return Evaluated(
             self._filter is None or self._filter.matches(message),
@@ -79,8 +79,8 @@ class EnqueueRules:
 
 
 def priority_of(value: Any) -> int:
-    """A value as a priority: what is no number (NULL, NaN, a text) is the lowest; what is negative is 0, and what 63 bits do
-    not hold the highest."""
+    """A value as a priority: what is no number (NULL, NaN, a text) is the lowest; what is negative is 0, and what 63
+    bits do not hold the highest."""
     number = number_of(value)
     if number is None or number != number:
         return LOWEST

@@ -6,10 +6,9 @@ from functools import lru_cache
 
 from ..errors import InvalidExpression
 from .compiler import Compiler, Unusable, as_truth
-from .document import ParsedMessage
 from .limits import KEPT
 from .parser import parse
-from .paths import Read
+from .paths import ParsedMessage, Read
 
 #: What an expression evaluates to; None is NULL.
 Value = bool | int | float | str | None

@@ -1,7 +1,7 @@
 """The functions: what they do with values, and how many they take.
 
-They take no arrays but the first element of one (``compiling.py`` sees to it, and has those that differ). NULL among the
-arguments makes NULL, unless said otherwise. Positions count characters from 1.
+They take no arrays but the first element of one (``compiling.py`` sees to it, and has those that differ). NULL among
+the arguments makes NULL, unless said otherwise. Positions count characters from 1.
 """
 
 from __future__ import annotations

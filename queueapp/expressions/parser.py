@@ -1,21 +1,22 @@
 """The grammar, and what is said of a text that does not follow it.
 
-LALR by Lark, which builds the tree from below without recursion: how deep a text nests is known before anything recurses
-over it. The lexer is the one that does not look at the context, because a path is a path wherever it stands: ``/a /b`` is
-two of them, and the error says so.
+LALR by Lark, which builds the tree from below without recursion: how deep a text nests is known before anything
+recurses over it. The lexer is the one that does not look at the context, because a path is a path wherever it stands:
+``/a /b`` is two of them, and the error says so.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
+from math import isinf
 from typing import Any
 
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from ..errors import InvalidExpression
-from . import literals
 from .ast import (
     Affix,
     Arithmetic,
@@ -32,8 +33,43 @@ from .ast import (
     Node,
     Not,
 )
+from .coercion import Number, fitting
 from .limits import MAX_DEPTH, MAX_LENGTH
 from .paths import steps_of
+
+_ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+
+_LETTERS = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"f": b"\f", b"r": b"\r"}
+
+
+def number(text: str) -> Number:
+    """An unsigned number; of more than 64 bits it is a double."""
+    value = fitting(int(text)) if text.isdecimal() else float(text)
+    if isinf(value):
+        raise ValueError("this number is too large for a double")
+    return value
+
+
+def string(token: str) -> str | None:
+    """What a literal with its quotes stands for; '' is NULL."""
+    if token[0] in "rR":
+        return token[2:-1] or None
+    # By bytes, as \xHH and \OOO name them.
+    data = _ESCAPE.sub(_unescaped, token[1:-1].encode())
+    try:
+        return data.decode() or None
+    except UnicodeDecodeError:
+        raise ValueError("the escapes of this string are not UTF-8") from None
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    what = escape[1]
+    if what[:1] == b"x" and len(what) > 1:
+        return bytes([int(what[1:], 16)])
+    if what.isdigit() and what[:1] < b"8":
+        return bytes([int(what, 8) & 0xFF])
+    return _LETTERS.get(what, what)
+
 
 _GRAMMAR = r"""
 ?start: disjunction
@@ -154,10 +190,10 @@ class _Tree(Transformer[Token, Any]):
         return Arithmetic(_column(sign), _above(operand), "+", zero, operand)
 
     def number(self, token: Token) -> Literal:
-        return Literal(_column(token), 1, _literal(literals.number, token))
+        return Literal(_column(token), 1, _literal(number, token))
 
     def string(self, token: Token) -> Literal:
-        return Literal(_column(token), 1, _literal(literals.string, token))
+        return Literal(_column(token), 1, _literal(string, token))
 
     def constant(self, token: Token) -> Literal:
         return Literal(_column(token), 1, {"TRUE": True, "FALSE": False, "NULL": None}[token.type])

@@ -1,7 +1,7 @@
 """Identifiers: XPath-like ways into a JSON body. What is not there is NULL, never an error.
 
-An object on the way is a step; an array on the way stands for all of its elements, so that the values with an equal path
-become one array. Most bodies have neither arrays nor gaps where a filter looks, so that is what is tried first.
+An object on the way is a step; an array on the way stands for all of its elements, so that the values with an equal
+path become one array. Most bodies have neither arrays nor gaps where a filter looks, so that is what is tried first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,34 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
+from ..messages import TOPIC, decode_body, decode_headers, read_head
 from .coercion import GREATEST, LEAST, settled
-from .document import ParsedMessage
+
+
+class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
+    """One message. ``body`` is made of what JSON has: dicts, lists, strings, numbers, booleans, None; of anything else,
+    raw bytes among them, every identifier is NULL. ``topic`` is what TOPIC_NAME() says, and ``size``, in bytes, what
+    MESSAGE_SIZE() says; both are NULL where they are not known.
+    """
+
+    body: Any = None
+    topic: str = ""
+    size: int | None = None
+
+    @classmethod
+    def stored(
+        cls, headers: str, body: bytes | memoryview | None, topic: str = "", content_type: str = ""
+    ) -> ParsedMessage:
+        """Of a row as it is stored. ``topic`` and ``content_type`` hold for a message that names none of its own; '' is
+        JSON. A body that is nothing a codec knows has no fields. Raises UndecodableMessage for one that is not what it
+        says it is, and for headers that do not parse.
+        """
+        raw = None if body is None else bytes(body)
+        own = decode_headers(headers).get(TOPIC) if f'"{TOPIC}"' in headers else None
+        return cls(decode_body(raw, read_head(headers)[1] or content_type), own or topic, len(raw or b""))
+
 
 #: Reads something of a message, or computes it.
 Read = Callable[[ParsedMessage], Any]

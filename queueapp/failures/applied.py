@@ -25,7 +25,8 @@ class AppliedVerdict:
     connection: Any
 
     def tell(self) -> None:
-        """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the failure's."""
+        """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the
+        failure's."""
         try:
             _tell(self.failure, self.verdict, self.connection)
         except BaseException:  # a receiver may call sys.exit()
@@ -33,10 +34,11 @@ class AppliedVerdict:
 
 
 class IdempotentTransaction:
-    """One record of a message that is in no table: a connection that is lost at its commit leaves open whether it is there.
+    """One record of a message that is in no table: a connection that is lost at its commit leaves open whether it is
+    there.
 
-    Each try notes the same key in its transaction (``note_processed``): the one whose note is there already has nothing to
-    write, and one that meets a commit in flight waits for its end. Maintenance deletes the notes.
+    Each try notes the same key in its transaction (``note_processed``): the one whose note is there already has nothing
+    to write, and one that meets a commit in flight waits for its end. Maintenance deletes the notes.
     """
 
     def __init__(self, queue: Any, alias: str) -> None:
@@ -47,8 +49,8 @@ class IdempotentTransaction:
         self.decided: AppliedVerdict | None = None
 
     def first(self) -> bool:
-        """Whether nothing was written yet; noted in the transaction that is open, and with it. Raises what a database that is
-        away says; one that cannot store the record does not prevent the write."""
+        """Whether nothing was written yet; noted in the transaction that is open, and with it. Raises what a database
+        that is away says; one that cannot store the record does not prevent the write."""
         connection = connections[self._alias]
         try:
             with transaction.atomic(using=self._alias):

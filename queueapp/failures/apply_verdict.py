@@ -5,9 +5,10 @@ asks the policy and carries its verdict out. A move to another table is that sam
 two places and never in none. Counts and reasons are on the row: they survive the process, and do not multiply with the
 number of workers.
 
-It cannot fail for anything that a handler, a policy or a message brings along. What passes by itself (a deadlock, a lock,
-a lost connection, a delayed store that is away) is raised, nothing was changed, and the caller tries again; anything else
-is tried ``TRIES`` times at most, and then the message is poison with a bare record that says which error left no more.
+It cannot fail for anything that a handler, a policy or a message brings along. What passes by itself (a deadlock, a
+lock, a lost connection, a delayed store that is away) is raised, nothing was changed, and the caller tries again;
+anything else is tried ``TRIES`` times at most, and then the message is poison with a bare record that says which error
+left no more.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def fail(
     """Count a failed attempt of a message that is still in its table and carry out the verdict, in a clean transaction.
 
     ``token``: the lease it is held under; None for a TRANSACTIONAL receive that was rolled back, whose delivery is
-    counted here. Returns None when the message is gone or leased by another receiver: then nothing was changed. Raises an
-    error of kind LOCKED when another transaction holds the row longer than ``wait``, and otherwise only what passes by
-    itself, or what keeps even a bare record from being written (no such table, no right to it).
+    counted here. Returns None when the message is gone or leased by another receiver: then nothing was changed. Raises
+    an error of kind LOCKED when another transaction holds the row longer than ``wait``, and otherwise only what passes
+    by itself, or what keeps even a bare record from being written (no such table, no right to it).
     """
     sql = queue_sql(queue, connections[alias])
 
@@ -100,8 +101,9 @@ def fail_taken(
     once: IdempotentTransaction | None = None,
 ) -> Verdict | None:
     """The same for an AT_MOST_ONCE message, which left its table before its handler ran: it is kept as poison, and
-    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked. Who tries
-    again after an error gives each try the same ``once``; None: an earlier one has put the message elsewhere. Raises as ``fail``."""
+    never retried by itself, because that would make it at-least-once. With a ``verdict`` the policy is not asked. Who
+    tries again after an error gives each try the same ``once``; None: an earlier one has put the message elsewhere.
+    Raises as ``fail``."""
     failure = _failure(queue, queue_sql(queue, connections[alias]).table, row, exception, consumer, None, items)
     once = once or IdempotentTransaction(queue, alias)
 
@@ -138,8 +140,8 @@ def decide_locked(
     token: uuid.UUID | None,
     items: dict[str, Any] | None = None,
 ) -> AppliedVerdict:
-    """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already. Raises
-    whatever goes wrong: then that transaction is rolled back, and it is ``fail`` that records the failure."""
+    """The part of ``fail`` that runs in the clean transaction, for a caller that has the row locked in it already.
+    Raises whatever goes wrong: then that transaction is rolled back, and it is ``fail`` that records the failure."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     failure = _failure(queue, sql.table, row, exception, consumer, token, items)
@@ -178,8 +180,8 @@ def decide_taken(
     consumer: Registration | None,
     items: dict[str, Any] | None = None,
 ) -> AppliedVerdict:
-    """``decide_locked`` for a message that the open transaction has deleted, with others that it handled well: what it did
-    stands, and the message goes to its next place. One that is retried at once goes to the end of its queue."""
+    """``decide_locked`` for a message that the open transaction has deleted, with others that it handled well: what it
+    did stands, and the message goes to its next place. One that is retried at once goes to the end of its queue."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     failure = _failure(queue, sql.table, row, exception, consumer, None, items)
@@ -202,7 +204,8 @@ def _recorded(
     connection: Any = connections[alias]
     tries = 0
     while True:
-        # Django keeps what broke an earlier transaction, and gives it as the cause where this one is refused a statement.
+        # Django keeps what broke an earlier transaction, and gives it as the cause where this one is refused a
+        # statement.
         connection.rollback_exc = None
         try:
             with transaction.atomic(using=alias):

@@ -15,7 +15,7 @@ from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import Now, PoisonMessage
 from ..sql import queue_sql
 from ..sql.message_columns import COUNTS, row_from
-from .forwarded import meant_for, send_back
+from .requeue_poison import meant_for, send_back
 
 
 def edit_and_requeue(
@@ -28,11 +28,11 @@ def edit_and_requeue(
 ) -> uuid.UUID:
     """Send a mended copy of an unresolved poison message, with a new id and all its attempts; returns that id.
 
-    ``body`` (as its codec wrote it, neither compressed nor encrypted) and ``headers`` (all of them) replace those of the message;
-    None leaves them as they are. What was compressed or encrypted is so again. The copy names the original in its header
-    ``edit-of``; the original stays as ``edited``, names the copy, and can be neither edited again nor requeued. Raises
-    MessageNotFound when it is not unresolved any more, QueueNotFound, and InvalidMessage for an empty body, one that its
-    content type contradicts, headers that are locked, and what is encrypted and cannot be read.
+    ``body`` (as its codec wrote it, neither compressed nor encrypted) and ``headers`` (all of them) replace those of
+    the message; None leaves them as they are. What was compressed or encrypted is so again. The copy names the original
+    in its header ``edit-of``; the original stays as ``edited``, names the copy, and can be neither edited again nor
+    requeued. Raises MessageNotFound when it is not unresolved any more, QueueNotFound, and InvalidMessage for an empty
+    body, one that its content type contradicts, headers that are locked, and what is encrypted and cannot be read.
 
     >>> edit_and_requeue(17, body=b'{"gate": "B12"}')  # doctest: +SKIP
     UUID('01941f29-7c00-7000-8000-5c3ea1f0a2b4')
@@ -67,7 +67,8 @@ def edit_and_requeue(
 def _wrapped(
     row: PoisonMessage, headers: str, body: bytes | None, identity: uuid.UUID, using: str
 ) -> tuple[str, bytes | None]:
-    """(headers, body) of the copy: compressed and encrypted as the original is, under the copy's id. What is encrypted stays so."""
+    """(headers, body) of the copy: compressed and encrypted as the original is, under the copy's id. What is encrypted
+    stays so."""
     try:
         before = wire.read_head(row.headers)[1]
     except UndecodableMessage:

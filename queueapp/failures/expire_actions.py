@@ -5,8 +5,8 @@
       +----expire-----> given up <------------------------+
     free ---time over---> given up                    drop | keep as poison | publish, as ``Delivery.on_expired`` says
 
-All of it is in the transaction that takes the message out of its queue, so it is in one place or in the other and never in
-both. What is to be published and cannot be is kept as poison, with the reason why.
+All of it is in the transaction that takes the message out of its queue, so it is in one place or in the other and never
+in both. What is to be published and cannot be is kept as poison, with the reason why.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ from .history import append, attempts_of, clean, one_line
 from .limits import LimitReached, in_words, reached
 from .poison_store import insert_poison, is_transient
 
-#: ``publish(topic, body, headers=..., using=..., correlation_id=..., reply_to=...)``: puts a message under a topic in the open
-#: transaction of a database, and raises where no queue takes it. Set by the package ``topics``, which is above this one.
+#: ``publish(topic, body, headers=..., using=..., correlation_id=..., reply_to=...)``: puts a message under a topic in
+#: the open transaction of a database, and raises where no queue takes it. Set by the package ``topics``, which is above
+#: this one.
 publisher: Callable[..., Any] | None = None
 
 
-#: By queue: called as ``hook(alias, rows, reason)`` with the messages that leave the queue unhandled (expired, purged or deleted), in
-#: the transaction that removes them.
+#: By queue: called as ``hook(alias, rows, reason)`` with the messages that leave the queue unhandled (expired, purged
+#: or deleted), in the transaction that removes them.
 removal_hooks: dict[Any, Callable[[str, Sequence[Row], str], None]] = {}
 
 
@@ -82,7 +83,8 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
 
 
 def _marked(message: ExpiredMessage) -> Row:
-    """The row as it is kept. Of one with too many deliveries the history says so, by which it is recognized if it is moved back."""
+    """The row as it is kept. Of one with too many deliveries the history says so, by which it is recognized if it is
+    moved back."""
     row = message.row
     if MAX_DELIVERIES not in message.reasons:
         return row
@@ -98,7 +100,8 @@ def keeps(queue: Any, *reasons: str) -> bool:
 
 
 def limit_reached(queue: Any, row: Row) -> ExpiredMessage | None:
-    """A message whose delivery ends without an ack, and that has reached a limit of its queue with that; None if not."""
+    """A message whose delivery ends without an ack, and that has reached a limit of its queue with that; None if
+    not."""
     reasons = reached(queue.delivery, row.deliveries, row.cancels)
     return ExpiredMessage(row, reasons) if reasons else None
 
@@ -122,7 +125,10 @@ def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequen
     except Exception as error:
         if is_transient(error, alias):
             raise
-        why = f"{clean(text, 240)} [it could not be published to {clean(action.topic, 60)}: {clean(one_line(error), 160)}]"
+        why = (
+            f"{clean(text, 240)} [it could not be published to {clean(action.topic, 60)}: "
+            f"{clean(one_line(error), 160)}]"
+        )
         insert_poison(alias, queue._meta.label, row, why, attempts=attempts_of(row.failures), exception=error)
 
 

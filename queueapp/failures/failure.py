@@ -16,8 +16,8 @@ from ..sql.message_columns import Row
 class Failure:
     """One failed attempt as a policy sees it: ``policy(failure) -> verdict``. The row is as it is stored, so header
     changes of the failed handler are not here; its deliveries count this hand-out. ``attempt``: how many have failed by
-    now, this one included. Where no handler was involved (a delayed message that could not be forwarded, one that was moved
-    by hand) there is no consumer, and where the queue is unknown, no queue."""
+    now, this one included. Where no handler was involved (a delayed message that could not be forwarded, one that was
+    moved by hand) there is no consumer, and where the queue is unknown, no queue."""
 
     queue: Any
     consumer: Registration | None
@@ -45,6 +45,7 @@ class Failure:
             return ""
 
     def option(self, name: str) -> Any:
-        """An option of the consumer, or else of its queue, or else of the project (``attempts`` -> ``QUEUEAPP.ATTEMPTS``)."""
+        """An option of the consumer, or else of its queue, or else of the project (``attempts`` ->
+        ``QUEUEAPP.ATTEMPTS``)."""
         value = self.consumer.option(name) if self.consumer is not None else getattr(self.queue.delivery, name)
         return value if value is not None else getattr(settings, name.upper())

@@ -1,7 +1,7 @@
 """What is written down of a failure: the exception, the place, the process, and the history of attempts.
 
-Exceptions, policies and headers are other people's: whatever they hold or do when they are asked, what comes out of here
-is short text that every column takes.
+Exceptions, policies and headers are other people's: whatever they hold or do when they are asked, what comes out of
+here is short text that every column takes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MAX_FAILURES = 20
 
 
 def describe(exception: BaseException) -> dict[str, str]:
-    """The columns of the poison table that tell of an exception: bounded, and without NULs, which PostgreSQL refuses."""
+    """The columns of the poison table that tell of an exception: bounded, and without NULs, which PostgreSQL
+    refuses."""
     kind = f"{type(exception).__module__}.{type(exception).__qualname__}".removeprefix("builtins.")
     place = text = ""
     try:
@@ -68,7 +69,8 @@ def where() -> dict[str, str]:
 
 
 def clean(text: Any, limit: int) -> str:
-    """Anything as a text of at most ``limit`` UTF-16 units, which is what SQL Server counts, that every database takes."""
+    """Anything as a text of at most ``limit`` UTF-16 units, which is what SQL Server counts, that every database
+    takes."""
     try:
         text = str(text)
     except BaseException as error:  # sys.exit() in there is no reason to end a worker
@@ -127,8 +129,8 @@ def records_a_death(failures: str | None) -> bool:
 def append(
     failures: str | None, exception: BaseException, attempt: int, verdict: str, poisoned_at: int | None = None
 ) -> str:
-    """The history with one more failed attempt; the middle of a long one is dropped. ``poisoned_at``: the deliveries of a message
-    that becomes poison."""
+    """The history with one more failed attempt; the middle of a long one is dropped. ``poisoned_at``: the deliveries of
+    a message that becomes poison."""
     entry = {"attempt": attempt, "exception": one_line(exception), "verdict": verdict}
     return _with(failures, entry if poisoned_at is None else entry | {"deliveries": poisoned_at})
 

@@ -1,18 +1,18 @@
 """How often a message may be tried, handed out and given back: three counts, each with its limit (``attempts``,
 ``max_deliveries``, ``max_cancels``).
 
-*Deliveries* count hand-outs. A lease counts one, and it is taken off again when the message is given back unstarted; of a
-TRANSACTIONAL receive, which leaves nothing behind when it is rolled back, those are counted whose handler failed.
-*Cancels* count what was given back on purpose. *Attempts* count handlers that started: the failed ones are in the history
-that the row carries (``failures.attempts_of``), also those that took their process with them, which its supervisor writes
-down. They have no column, and are not deliveries less cancels either: that would count deliveries without an
-ack as attempts, because a whole process tree died or a give-back did not arrive in time, and most of those messages were only
-waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
+*Deliveries* count hand-outs. A lease counts one, and it is taken off again when the message is given back unstarted; of
+a TRANSACTIONAL receive, which leaves nothing behind when it is rolled back, those are counted whose handler failed.
+*Cancels* count what was given back on purpose. *Attempts* count handlers that started: the failed ones are in the
+history that the row carries (``failures.attempts_of``), also those that took their process with them, which its
+supervisor writes down. They have no column, and are not deliveries less cancels either: that would count deliveries
+without an ack as attempts, because a whole process tree died or a give-back did not arrive in time, and most of those
+messages were only waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
 
-Unacknowledged deliveries are bounded all the same, or a message that kills its process would return for ever: there
-may be as many as attempts, and ``UNENDED`` more, which is how often a message may be lost beside the one that kills (once in a
-large batch, once in a small one: ``workers.receiving.quarantine``). A handler sees them as attempts (``Context.attempt``): it had
-better know that it may have begun before.
+Unacknowledged deliveries are bounded all the same, or a message that kills its process would return for ever: there may
+be as many as attempts, and ``UNENDED`` more, which is how often a message may be lost beside the one that kills (once
+in a large batch, once in a small one: ``workers.receiving.quarantine``). A handler sees them as attempts
+(``Context.attempt``): it had better know that it may have begun before.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_UNACKNOWLEDGED = 2
 
 
 class LimitReached(Exception):
-    """A message is not handed to its handler any more: the "exception" of an attempt that was not begun. ``reasons``: the
-    limits of its queue that it has reached, if it is for them."""
+    """A message is not handed to its handler any more: the "exception" of an attempt that was not begun. ``reasons``:
+    the limits of its queue that it has reached, if it is for them."""
 
     def __init__(self, text: str, reasons: tuple[str, ...] = ()) -> None:
         super().__init__(text)
@@ -68,16 +68,16 @@ def unacknowledged_deliveries(claimed: Claimed, attempt: int, *, leased: bool) -
 
 
 def suspicion_level(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
-    """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was in a large batch
-    without an ack; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
+    """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was in a
+    large batch without an ack; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
     if records_a_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS]):
         return 2
     return min(2, unacknowledged_deliveries(claimed, attempt, leased=leased))
 
 
 def reached(delivery: Any, deliveries: int, cancels: int) -> tuple[str, ...]:
-    """Which limits of its queue a message has reached whose delivery ends without an ack; its cancels count that end, if it
-    was one."""
+    """Which limits of its queue a message has reached whose delivery ends without an ack; its cancels count that end,
+    if it was one."""
     found = [MAX_CANCELS] if delivery.max_cancels and cancels >= delivery.max_cancels else []
     found += [MAX_DELIVERIES] if delivery.max_deliveries and deliveries >= delivery.max_deliveries else []
     return tuple(found)

@@ -1,8 +1,8 @@
 """Writing a message into the poison table, whatever is in it and whatever befell it.
 
-A record that cannot be written as it should be is written as it can be: bare, with its bytes intact and with the reason why
-there is no more of it. What is raised here is what a database says that is away, or that lacks the table: nothing that a
-message, a handler or a policy can bring about.
+A record that cannot be written as it should be is written as it can be: bare, with its bytes intact and with the reason
+why there is no more of it. What is raised here is what a database says that is away, or that lacks the table: nothing
+that a message, a handler or a policy can bring about.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def insert_poison(
     exception: BaseException | None = None,
     **columns: Any,
 ) -> None:
-    """Keep a message as poison, in the caller's transaction; it is the caller who takes it out of its queue. ``queue``: the
-    label it came from. ``columns``: others, or these otherwise. Raises what ``is_passing``, and what makes even the bare
-    record impossible."""
+    """Keep a message as poison, in the caller's transaction; it is the caller who takes it out of its queue. ``queue``:
+    the label it came from. ``columns``: others, or these otherwise. Raises what ``is_passing``, and what makes even the
+    bare record impossible."""
     try:
         described = describe(exception) if exception is not None else {}
         _insert(alias, **full_record(queue, row, reason, attempts=attempts, consumer=consumer) | described | columns)
@@ -91,7 +91,8 @@ def insert_poison_minimal(
 
 
 def _insert(alias: str, **columns: Any) -> None:
-    # A savepoint: what fails here is tried in another way, in the same transaction. Not save(): its signals are the user's.
+    # A savepoint: what fails here is tried in another way, in the same transaction. Not save(): its signals are the
+    # user's.
     with transaction.atomic(using=alias):
         PoisonMessage.objects.using(alias).bulk_create([PoisonMessage(**columns)])
 

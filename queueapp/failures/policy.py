@@ -81,7 +81,8 @@ def ask(failure: Failure, alias: str) -> Verdict:
     if connection.closed_in_transaction:
         # With the connection went the transaction that this failure is recorded in; another one would go the same way.
         raise ConnectionSpoiled(
-            f"The recoverability policy of {failure.consumer!r} closed the connection, or did not leave an atomic block."
+            f"The recoverability policy of {failure.consumer!r} closed the connection, or did not leave an atomic "
+            "block."
         )
     if error is not None:
         # A policy that fails must not lose the message nor stop the queue: the default one decides.

@@ -24,10 +24,12 @@ OPTIONS: tuple[Option, ...] = (
            "Added to the wait at each further attempt; None: the queue's, then QUEUEAPP.RETRY_DELAY_INCREASE.",
            timedelta(0), timedelta(days=30), True, True),
     Option("retry_backoff", float, None,
-           "Factor by which each further wait is longer (2: exponential back-off); None: the queue's, then QUEUEAPP.RETRY_BACKOFF.",
+           "Factor by which each further wait is longer (2: exponential back-off); None: the queue's, then "
+           "QUEUEAPP.RETRY_BACKOFF.",
            1.0, 100.0, True),
     Option("retry_backoff_max", timedelta, None,
-           "Longest wait that `retry_backoff` leads to, jitter included; None: the queue's, then QUEUEAPP.RETRY_BACKOFF_MAX.",
+           "Longest wait that `retry_backoff` leads to, jitter included; None: the queue's, then "
+           "QUEUEAPP.RETRY_BACKOFF_MAX.",
            timedelta(0), timedelta(days=30), True, True),
     Option("retry_jitter", float, None,
            "Share of the wait that is added at random; None: the queue's, then QUEUEAPP.RETRY_JITTER.", 0.0, 1.0, True),

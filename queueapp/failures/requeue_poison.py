@@ -1,11 +1,11 @@
 """Putting poison messages back into their queues: one, many, by group, by queue, all.
 
 It is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue and
-deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What another session
-has locked, archived or moved meanwhile is left as it is.
+deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What another
+session has locked, archived or moved meanwhile is left as it is.
 
-A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is over
-is dropped, because it was received in time, and requeueing it means to have it handled.
+A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is
+over is dropped, because it was received in time, and requeueing it means to have it handled.
 
 A message stays poison if another message with its dedupe key waits in the queue.
 """
@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections, router, transaction
 from django.db.models import QuerySet
 
 from .. import notifier, registry
 from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import QueueNotFound
-from ..models import Now, PoisonMessage
+from ..models import DelayedMessage, Now, PoisonMessage
 from ..sending import dedupe
 from ..sql import backend_of, nonblocking, queue_sql
-from ..sql.message_columns import COUNTS, row_from
+from ..sql.message_columns import COUNTS, Row, message_values, row_from
 from ..sql.tables import StoreTable
-from .forwarded import address_from, meant_for, send_back
 from .history import reset_attempts
 
 BATCH = 1000
@@ -108,7 +107,8 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
 
 
 def _admitted(queue: Any, everything: Any, numbers: list[int]) -> list[int]:
-    """The poison messages that may be inserted: those whose dedupe key no other message in the queue has. The others stay poison."""
+    """The poison messages that may be inserted: those whose dedupe key no other message in the queue has. The others
+    stay poison."""
     if queue.delivery.dedupe_key is None:
         return numbers
     rows = list(everything.filter(number__in=numbers).order_by("number"))
@@ -118,8 +118,9 @@ def _admitted(queue: Any, everything: Any, numbers: list[int]) -> list[int]:
 
 
 def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:
-    """Kept counts stand one below the limit: the message gets exactly one more attempt, as AsyncMonolith's do. Its hand-outs
-    are those attempts and what was given back: unacknowledged deliveries are not counted, or it might not be handled at all."""
+    """Kept counts stand one below the limit: the message gets exactly one more attempt, as AsyncMonolith's do. Its
+    hand-outs are those attempts and what was given back: unacknowledged deliveries are not counted, or it might not be
+    handled at all."""
     limits: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         origin = row.queue, row.consumer
@@ -141,3 +142,38 @@ def _limits_of(label: str, consumer: str) -> tuple[int, int]:
     known = {one.name: one for one in registered.of(queue)}
     attempts = known[consumer].option("attempts") if consumer in known else queue.delivery.attempts
     return attempts or settings.ATTEMPTS, queue.delivery.max_deliveries or sys.maxsize
+
+
+def meant_for(name: str, alias: str) -> tuple[Any, bool]:
+    """The queue that a poison message of this database is to go back to, and whether that lies in another one. Raises
+    QueueNotFound, also when no dispatcher would forward it."""
+    queue, there = registry.queues.find_addressed(name)
+    if not there:
+        return queue, False
+    if alias not in queue.delivery.delayed_in or there != router.db_for_write(queue):
+        raise QueueNotFound(name)
+    return queue, True
+
+
+def address_from(alias: str, queue: Any) -> str:
+    """The destination under which messages of this database reach a queue by a forwarder; '' where none goes there, and
+    they are put into its table here, if there is one."""
+    there = router.db_for_write(queue)
+    return registry.address(queue, there) if there != alias and alias in queue.delivery.delayed_in else ""
+
+
+def send_back(alias: str, destination: str, rows: Iterable[Row]) -> int:
+    """Let these messages be forwarded, in the caller's transaction; returns how many they are."""
+    messages = [
+        DelayedMessage(
+            message_id=row.id,
+            destination=destination,
+            due=Now(),
+            **{name: getattr(row, name) for name in COUNTS if getattr(row, name) is not None},
+            **message_values(row),
+        )
+        for row in rows
+    ]
+    DelayedMessage.objects.using(alias).bulk_create(messages)
+    notifier.delayed(connections[alias])
+    return len(messages)

@@ -252,7 +252,8 @@ class Replay:
         if not self._warned:
             self._warned = True
             log.warning(
-                "The replay of %r in %r paused for %d s without a record of its position; retention may have removed entries that "
+                "The replay of %r in %r paused for %d s without a record of its position; retention may have removed "
+                "entries that "
                 "it did not read. It continues with the first entry that is kept.",
                 self.topic, self.alias, away,
             )  # fmt: skip

@@ -108,7 +108,8 @@ def _log_abandoned(alias: str) -> None:
         if (alias, name) not in _logged:
             _logged.add((alias, name))
             log.warning(
-                "%s was not filled from the journal in %r for %d days; retention does not wait for it any more. Start a worker "
+                "%s was not filled from the journal in %r for %d days; retention does not wait for it any more. Start "
+                "a worker "
                 "for the queue, or delete its cursor.", name, alias, ABANDONED.days,
             )  # fmt: skip
 

@@ -27,7 +27,8 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 class OperatorCommand(BaseCommand):
-    """A command that translates the errors of ``operations.error_hints`` to CommandError. With ``--json`` errors are JSON as well."""
+    """A command that translates the errors of ``operations.error_hints`` to CommandError. With ``--json`` errors are
+    JSON as well."""
 
     #: The arguments of the command line, where there is one.
     _given: Sequence[str] = ()
@@ -63,7 +64,8 @@ class OperatorCommand(BaseCommand):
         super().run_from_argv(argv)
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        """Django's, with each error that an operator can fix as CommandError; with ``--json`` as an object on stdout as well."""
+        """Django's, with each error that an operator can fix as CommandError; with ``--json`` as an object on stdout as
+        well."""
         self._has_written_json = False
         try:
             return self._execute(*args, **options)
@@ -109,7 +111,8 @@ class OperatorCommand(BaseCommand):
             raise CommandError(line) from error
 
     def check_migrations(self) -> None:
-        """Django's warning about unapplied migrations. A role with the privileges of docs/privileges.md may not read their table."""
+        """Django's warning about unapplied migrations. A role with the privileges of docs/privileges.md may not read
+        their table."""
         try:
             super().check_migrations()
         except Error as error:
@@ -118,8 +121,8 @@ class OperatorCommand(BaseCommand):
 
     @contextmanager
     def counting(self, what: str, stopped: Callable[[int], str], total: int | None = None) -> Iterator[Progress]:
-        """Show the progress of the block, batch by batch. Ctrl-C ends the command with the text that ``stopped`` returns for the count:
-        each batch is a transaction, so the finished ones stay."""
+        """Show the progress of the block, batch by batch. Ctrl-C ends the command with the text that ``stopped``
+        returns for the count: each batch is a transaction, so the finished ones stay."""
         progress = Progress(self.stderr, what, total)
         try:
             yield progress
@@ -129,8 +132,8 @@ class OperatorCommand(BaseCommand):
             progress.end()
 
     def confirm(self, question: str, answer: str, instead: str) -> None:
-        """Ask for confirmation by typing ``answer``. Raises CommandError for any other answer, and without a terminal; ``instead`` is the
-        option that confirms in advance."""
+        """Ask for confirmation by typing ``answer``. Raises CommandError for any other answer, and without a terminal;
+        ``instead`` is the option that confirms in advance."""
         if sys.stdin is None or not sys.stdin.isatty():
             raise CommandError(
                 f"There is no terminal for the confirmation: pass {instead} to confirm. Nothing was done."
@@ -151,7 +154,8 @@ def counted(count: int, singular: str, plural: str = "") -> str:
 
 
 def _refuse_invalid_text(options: dict[str, Any]) -> None:
-    """Raise CommandError for a NUL, and for bytes that are not in the encoding of the terminal: databases accept neither."""
+    """Raise CommandError for a NUL, and for bytes that are not in the encoding of the terminal: databases accept
+    neither."""
     for name, value in options.items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and ("\0" in text or any("\ud800" <= c <= "\udfff" for c in text)):

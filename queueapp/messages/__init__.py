@@ -6,6 +6,9 @@ JSON by ``msgspec`` (structs, dataclasses, dicts), or raw bytes. What does not p
 caller moves the row to poison with its bytes untouched.
 """
 
+import uuid
+from datetime import UTC, datetime
+
 from .bodies import (
     Read,
     body_decoder,
@@ -19,7 +22,6 @@ from .bodies import (
     type_headers,
 )
 from .codecs import codec_for, codec_of, register_codec
-from .edited_headers import edit_of, edited_headers
 from .header_names import (
     ATTEMPTS,
     BASE_TYPES,
@@ -41,10 +43,12 @@ from .header_names import (
     NSB_INTENT,
     NSB_MESSAGE_ID,
     NSB_REPLY_TO,
+    NSB_TIME,
     NSB_TIME_SENT,
     NSB_TYPES,
     RELATED_TO,
     REPLY_TO,
+    TO_NSB,
     TOPIC,
     TYPE,
     TYPE_VERSION,
@@ -55,6 +59,8 @@ from .headers import (
     counted_attempts,
     counts_a_death,
     decode_headers,
+    edit_of,
+    edited_headers,
     encode_headers,
     read_head,
     read_kind,
@@ -64,7 +70,6 @@ from .headers import (
     well_known,
 )
 from .ids import as_uuid, first_of_many, id_sequence, new_id
-from .nservicebus import to_nservicebus
 from .types import (
     class_named,
     is_typed,
@@ -79,13 +84,87 @@ from .types import (
 from .versions import missing_steps, upcast
 
 __all__ = [
-    "ATTEMPTS", "BASE_TYPES", "BYTES", "CONTENT_TYPE", "CONVERSATION_ID", "CORRELATION_ID", "EDIT_OF",
-    "ENCRYPTION_KEY", "ENCRYPT_FOR", "EXPIRED_FOR", "EXPIRED_FROM", "JSON", "MAX_ADDRESS", "MAX_RECIPIENT", "MSGPACK",
-    "NSB_CONTENT_TYPE", "NSB_CORRELATION_ID", "NSB_INTENT", "NSB_MESSAGE_ID", "NSB_REPLY_TO", "NSB_TIME_SENT",
-    "NSB_TYPES", "RELATED_TO", "REPLY_TO", "TOPIC", "TYPE", "TYPE_VERSION", "Kind", "Read", "as_uuid", "body_decoder",
-    "class_named", "codec_for", "codec_of", "count_attempts", "counted_attempts", "counts_a_death", "decode_body",
-    "decode_headers", "edit_of", "edited_headers", "encode", "encode_alike", "encode_headers", "first_of_many", "id_sequence",
-    "is_typed", "json_headers", "known_as", "message_type", "missing_steps", "new_id", "read_as", "read_head", "read_kind",
-    "read_stored", "reader_of", "register_codec", "time_sent", "to_nservicebus", "told_type", "type_headers",
-    "type_name", "type_name_of", "type_names", "type_version", "unstorable", "upcast", "version_told", "well_known",
-]  # fmt: skip
+    "ATTEMPTS",
+    "BASE_TYPES",
+    "BYTES",
+    "CONTENT_TYPE",
+    "CONVERSATION_ID",
+    "CORRELATION_ID",
+    "EDIT_OF",
+    "ENCRYPTION_KEY",
+    "ENCRYPT_FOR",
+    "EXPIRED_FOR",
+    "EXPIRED_FROM",
+    "JSON",
+    "MAX_ADDRESS",
+    "MAX_RECIPIENT",
+    "MSGPACK",
+    "NSB_CONTENT_TYPE",
+    "NSB_CORRELATION_ID",
+    "NSB_INTENT",
+    "NSB_MESSAGE_ID",
+    "NSB_REPLY_TO",
+    "NSB_TIME_SENT",
+    "NSB_TYPES",
+    "RELATED_TO",
+    "REPLY_TO",
+    "TOPIC",
+    "TYPE",
+    "TYPE_VERSION",
+    "Kind",
+    "Read",
+    "as_uuid",
+    "body_decoder",
+    "class_named",
+    "codec_for",
+    "codec_of",
+    "count_attempts",
+    "counted_attempts",
+    "counts_a_death",
+    "decode_body",
+    "decode_headers",
+    "edit_of",
+    "edited_headers",
+    "encode",
+    "encode_alike",
+    "encode_headers",
+    "first_of_many",
+    "id_sequence",
+    "is_typed",
+    "json_headers",
+    "known_as",
+    "message_type",
+    "missing_steps",
+    "new_id",
+    "read_as",
+    "read_head",
+    "read_kind",
+    "read_stored",
+    "reader_of",
+    "register_codec",
+    "time_sent",
+    "to_nservicebus",
+    "told_type",
+    "type_headers",
+    "type_name",
+    "type_name_of",
+    "type_names",
+    "type_version",
+    "unstorable",
+    "upcast",
+    "version_told",
+    "well_known",
+]
+
+
+def to_nservicebus(headers: str, identity: uuid.UUID) -> str:
+    """Stored headers under the names of NServiceBus' wire format, with its message id and time sent."""
+    ours = decode_headers(headers)
+    bases = ours.pop(BASE_TYPES, "")
+    if bases and TYPE in ours:
+        ours[TYPE] += f"; {bases}"
+    theirs = {TO_NSB.get(name, name): value for name, value in ours.items()}
+    theirs.setdefault(NSB_MESSAGE_ID, str(identity))
+    theirs.setdefault(NSB_CORRELATION_ID, theirs[NSB_MESSAGE_ID])
+    theirs.setdefault(NSB_TIME_SENT, datetime.now(UTC).strftime(NSB_TIME))
+    return encode_headers(theirs)

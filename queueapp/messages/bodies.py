@@ -1,7 +1,10 @@
-"""Bodies: JSON by ``msgspec`` (structs, dataclasses, dicts), raw bytes, or what the codec of another message type makes."""
+"""Bodies: JSON by ``msgspec`` (structs, dataclasses, dicts), raw bytes, or what the codec of another message type
+makes."""
 
 from __future__ import annotations
 
+import math
+import re
 import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -14,7 +17,6 @@ from .body_filters import decompressed, is_wrapped, opened
 from .codecs import Codec, codec_for, codec_of, packed_decoder
 from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
 from .headers import Kind, decode_headers, encode_headers
-from .nan_check import first_not_finite, has_null, may_be_not_finite
 from .types import class_named, is_typed, type_name, type_names, type_version
 from .versions import to_known_version
 
@@ -130,7 +132,8 @@ def _refuse_not_finite(body: Any) -> None:
     if found is not None:
         where, number = found
         raise InvalidMessage(
-            f"A {type(body).__qualname__} cannot be a message body: it holds {number}{where and f' at {where}'}, and JSON "
+            f"A {type(body).__qualname__} cannot be a message body: it holds {number}{where and f' at {where}'}, and "
+            "JSON "
             "has no such number (it would arrive as null)."
         )
 
@@ -142,8 +145,8 @@ def body_decoder(cls: Any) -> Callable[[bytes], Any]:
 
 
 def decode_body(body: bytes | None, content_type: str, cls: Any = Any) -> Any:
-    """The body as an instance of ``cls`` (``Any``: plain JSON values; ``bytes``: untouched). Raises UndecodableMessage, also
-    for an empty body where ``cls`` has no place for None."""
+    """The body as an instance of ``cls`` (``Any``: plain JSON values; ``bytes``: untouched). Raises UndecodableMessage,
+    also for an empty body where ``cls`` has no place for None."""
     if is_wrapped(content_type):
         body, content_type = decompressed(body, content_type)
     if cls is bytes:
@@ -184,8 +187,8 @@ def _refuse_empty(cls: Any) -> None:
 
 
 def read_as(body: bytes | None, kind: Kind, cls: Any) -> Any:
-    """The body of a message as an instance of ``cls`` or of the class below it that the message names, from whichever version
-    it has. Raises UndecodableMessage."""
+    """The body of a message as an instance of ``cls`` or of the class below it that the message names, from whichever
+    version it has. Raises UndecodableMessage."""
     found = class_named(cls, kind.names[0])
     if found is None or (found is not cls and kind.version > type_version(found)):
         return decode_body(body, kind.content_type, cls)  # of a type that is known elsewhere; what it has of this one
@@ -211,8 +214,8 @@ Read = Callable[[bytes | None, str, uuid.UUID, str], Any]
 
 
 def reader_of(cls: Any, kind: Kind) -> tuple[Callable[[bytes], Any] | None, Read]:
-    """How messages of this kind are read as ``cls``: (what reads the usual body fast and raises for any other, or None; what
-    reads any)."""
+    """How messages of this kind are read as ``cls``: (what reads the usual body fast and raises for any other, or None;
+    what reads any)."""
     if is_wrapped(kind.content_type):
 
         def unwrap(body: bytes | None, headers: str, identity: uuid.UUID, using: str) -> Any:
@@ -246,3 +249,34 @@ def _decode_by(codec: Codec, body: bytes, cls: Any) -> Any:
     except Exception as error:  # whatever the codec raises, or the class itself in __post_init__
         what = codec.name if cls is Any else f"a {getattr(cls, '__qualname__', str(cls))} in {codec.name}"
         raise UndecodableMessage(f"The body is not {what}: {error}") from error
+
+
+#: Whether an encoded body may hold what was not finite.
+has_null: Callable[[bytes], object] = re.compile(b"null").search
+
+_pack = msgspec.msgpack.Encoder().encode
+#: MessagePack's mark of a float, and eleven bits of exponent that are all ones. Text may happen to look like it.
+_looks_infinite = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
+
+
+def may_be_not_finite(body: Any) -> bool:
+    """Whether a body that was encoded with a null in it has to be walked."""
+    try:
+        return _looks_infinite(_pack(body)) is not None
+    except Exception:  # an integer of more than 64 bits, for one
+        return True
+
+
+def first_not_finite(body: Any) -> tuple[str, float] | None:
+    """(where, number) of the first number in a body that JSON does not have, under the names that it has there."""
+    pending: list[tuple[Any, str]] = [(msgspec.to_builtins(body, str_keys=True), "")]
+    while pending:
+        value, where = pending.pop()
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return where, value
+        elif isinstance(value, dict):
+            pending += [(inner, f"{where}.{name}") for name, inner in reversed(value.items())]
+        elif isinstance(value, list | tuple):
+            pending += [(value[place], f"{where}[{place}]") for place in reversed(range(len(value)))]
+    return None

@@ -1,8 +1,8 @@
 """What is done to an encoded body before it is stored, and undone before it is read: made smaller, or encrypted.
 
-The content type says it, by a suffix for each step in the order in which they were done: ``application/json+zstd`` is JSON
-that was compressed. So a queue may hold all kinds side by side, and reading needs no option: ``Delivery.encoding`` says only
-how its messages are sent. Nothing at all stays nothing, whatever is done to bodies.
+The content type says it, by a suffix for each step in the order in which they were done: ``application/json+zstd`` is
+JSON that was compressed. So a queue may hold all kinds side by side, and reading needs no option: ``Delivery.encoding``
+says only how its messages are sent. Nothing at all stays nothing, whatever is done to bodies.
 
 No database here: ``queueapp.encryption`` registers what needs one.
 """
@@ -44,7 +44,8 @@ def _no_limit_yet() -> int:
     return 64 * 1024 * 1024
 
 
-#: Most bytes that a body may become: a small one may be made to fill any memory. Set to the project's setting (``apps``).
+#: Most bytes that a body may become: a small one may be made to fill any memory. Set to the project's setting
+#: (``apps``).
 largest: Callable[[], int] = _no_limit_yet
 
 
@@ -146,7 +147,8 @@ _by_name: dict[str, Wrapping] = {"zlib": Zlib(), "zstd": Zstd()}
 _SUFFIXES = {"+zlib": "zlib", "+zstd": "zstd", "+aes256gcm": "encrypted"}
 #: A body is not opened more often: there are bytes that zlib makes the same bytes of.
 MOST_STEPS = 16
-#: How a sealed text begins (no JSON does), and the content type that its seal covers: it cannot be exchanged with the body.
+#: How a sealed text begins (no JSON does), and the content type that its seal covers: it cannot be exchanged with the
+#: body.
 _SEALED, _TEXT = "aes256gcm ", "text"
 
 
@@ -178,8 +180,8 @@ def innermost(content_type: str) -> str:
 
 
 def _taken_apart(content_type: str) -> tuple[str, list[str]]:
-    """(content type of what was wrapped, names of what was done to it in order); looks no deeper than ``opened`` goes, since it is a
-    text of unknown origin and of any length."""
+    """(content type of what was wrapped, names of what was done to it in order); looks no deeper than ``opened`` goes,
+    since it is a text of unknown origin and of any length."""
     parts = content_type.rsplit("+", MOST_STEPS + 1)
     plain, first = len(parts), 1 if parts[0] else 2
     while plain > first and f"+{parts[plain - 1]}" in _SUFFIXES:
@@ -190,8 +192,8 @@ def _taken_apart(content_type: str) -> tuple[str, list[str]]:
 def sealing(
     encoding: Sequence[str], headers: str, using: str
 ) -> tuple[str, Callable[[bytes | None, uuid.UUID], bytes | None]]:
-    """(stored headers, what is done to bodies) of messages that a queue with this encoding sends with these headers. What
-    comes wrapped stays as it is. Raises InvalidMessage, KeyMissing and InvalidOption (of the keyring)."""
+    """(stored headers, what is done to bodies) of messages that a queue with this encoding sends with these headers.
+    What comes wrapped stays as it is. Raises InvalidMessage, KeyMissing and InvalidOption (of the keyring)."""
     told = decode_headers(headers)
     content_type = told.get(CONTENT_TYPE, "")
     if is_wrapped(content_type) and (is_secret(content_type) or "encrypted" not in encoding):
@@ -237,8 +239,8 @@ def decompressed(body: bytes | None, content_type: str) -> tuple[bytes | None, s
 
 
 def seal_text(text: str, headers: Mapping[str, str], identity: uuid.UUID, using: str) -> str | None:
-    """A text that travels with an encrypted body, sealed as the body is, with the name of its key; None: the body is not
-    encrypted. Raises KeyMissing."""
+    """A text that travels with an encrypted body, sealed as the body is, with the name of its key; None: the body is
+    not encrypted. Raises KeyMissing."""
     if not is_secret(headers.get(CONTENT_TYPE, "")):
         return None
     # A key of its own: with the current key of the keyring the header of the body must not change.
@@ -248,7 +250,8 @@ def seal_text(text: str, headers: Mapping[str, str], identity: uuid.UUID, using:
 
 
 def open_text(text: str, identity: uuid.UUID, using: str) -> str:
-    """The inverse of ``seal_text``; a text that is not sealed is returned as it is. Raises UndecodableMessage, KeyMissing."""
+    """The inverse of ``seal_text``; a text that is not sealed is returned as it is. Raises UndecodableMessage,
+    KeyMissing."""
     if not text.startswith(_SEALED):
         return text
     name, _, sealed = text.removeprefix(_SEALED).partition(" ")
@@ -263,8 +266,8 @@ def open_text(text: str, identity: uuid.UUID, using: str) -> str:
 def wrapped_anew(
     headers: str, body: bytes | None, plain: bytes | None, before: uuid.UUID, after: uuid.UUID, using: str
 ) -> tuple[str, bytes | None]:
-    """(stored headers, stored body) of a copy with another id, wrapped as its original is. ``plain``: what it holds, if not the
-    same. Raises UndecodableMessage where the original cannot be read and would have to be."""
+    """(stored headers, stored body) of a copy with another id, wrapped as its original is. ``plain``: what it holds, if
+    not the same. Raises UndecodableMessage where the original cannot be read and would have to be."""
     told = decode_headers(headers)
     content_type = told.get(CONTENT_TYPE, "")
     if not is_wrapped(content_type) or (plain is None and not is_secret(content_type)):

@@ -1,5 +1,6 @@
-"""A checkpoint: the progress of earlier attempts, stored in the headers of the message. It stays with the message in the delayed
-store and in poison, and is deleted with it. The checkpoint of an encrypted message is sealed with the key of its body."""
+"""A checkpoint: the progress of earlier attempts, stored in the headers of the message. It stays with the message in
+the delayed store and in poison, and is deleted with it. The checkpoint of an encrypted message is sealed with the key
+of its body."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidMessage, UndecodableMessage
+from .bodies import first_not_finite
 from .body_filters import open_text, seal_text
 from .header_names import CHECKPOINT
 from .headers import decode_headers
-from .nan_check import first_not_finite
 
 #: Bytes of JSON. It is written anew with each checkpoint, and read with each claim.
 MAX_CHECKPOINT = 64 * 1024
@@ -22,8 +23,8 @@ _decode = msgspec.json.Decoder().decode
 
 
 def with_checkpoint(headers: str, value: Any, identity: uuid.UUID, using: str) -> str:
-    """Stored headers with this checkpoint in place of another; None: without one. Raises InvalidMessage for a value that JSON cannot
-    hold or that is too large."""
+    """Stored headers with this checkpoint in place of another; None: without one. Raises InvalidMessage for a value
+    that JSON cannot hold or that is too large."""
     changed = decode_headers(headers)
     changed.pop(CHECKPOINT, None)
     if value is not None:
@@ -44,7 +45,8 @@ def _encoded(value: Any) -> str:
         raise InvalidMessage(f"A {kind} cannot be a checkpoint: it holds {where[1]}, and JSON has no such number.")
     if len(data) > MAX_CHECKPOINT:
         raise InvalidMessage(
-            f"A checkpoint of {len(data)} bytes is not accepted: it must be at most {MAX_CHECKPOINT} bytes of JSON. Keep the "
+            f"A checkpoint of {len(data)} bytes is not accepted: it must be at most {MAX_CHECKPOINT} bytes of JSON. "
+            "Keep the "
             "work in a table of your own, and here how far it has got."
         )
     return data.decode()
@@ -56,8 +58,8 @@ def take_checkpoint(headers: dict[str, str]) -> str | None:
 
 
 def read_checkpoint(text: str | None, identity: uuid.UUID, using: str) -> Any:
-    """The value of a stored checkpoint. None without one, and for one that cannot be read: it was edited, or its message has another
-    id."""
+    """The value of a stored checkpoint. None without one, and for one that cannot be read: it was edited, or its
+    message has another id."""
     try:
         return None if text is None else _decode(open_text(text, identity, using))
     except (msgspec.DecodeError, UndecodableMessage):

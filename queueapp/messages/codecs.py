@@ -1,8 +1,8 @@
 """How plain values become bytes and back: one codec per message type of a queue (``Delivery.message_type``).
 
-``json`` and ``msgpack`` are here, and ``binary``, which takes bytes and knows nothing of them. A project adds its own with
-``register_codec``. Consumers find the codec by the content type that a message names; a message that names none, of a foreign
-producer, is of its queue's.
+``json`` and ``msgpack`` are here, and ``binary``, which takes bytes and knows nothing of them. A project adds its own
+with ``register_codec``. Consumers find the codec by the content type that a message names; a message that names none,
+of a foreign producer, is of its queue's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .header_names import BYTES, JSON, MSGPACK
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """One message type. ``decode`` gives what JSON has: dicts, lists, texts, numbers, truths, None; expressions read that."""
+    """One message type. ``decode`` gives what JSON has: dicts, lists, texts, numbers, truths, None; expressions read
+    that."""
 
     name: str
     content_type: str
@@ -42,9 +43,9 @@ def register_codec(
 ) -> None:
     """Add a message type for ``Delivery.message_type``: in ``AppConfig.ready`` or beside the queues, in every process.
 
-    ``encode`` makes bytes of a body and ``decode`` plain values of bytes; both raise whatever they like when they cannot.
-    ``content_type`` goes into the header of that name; ``aliases`` are others under which foreign producers send the same.
-    Raises InvalidOption for a name or content type that is taken.
+    ``encode`` makes bytes of a body and ``decode`` plain values of bytes; both raise whatever they like when they
+    cannot. ``content_type`` goes into the header of that name; ``aliases`` are others under which foreign producers
+    send the same. Raises InvalidOption for a name or content type that is taken.
 
     >>> register_codec("bson", content_type="application/bson", encode=bson.encode, decode=bson.decode)
     """

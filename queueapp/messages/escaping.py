@@ -1,7 +1,7 @@
 """Untrusted text, escaped for a page or a terminal.
 
-Characters that are invisible, that turn the reading order of a line around, or that a terminal obeys, are shown by their
-code point instead.
+Characters that are invisible, that turn the reading order of a line around, or that a terminal obeys, are shown by
+their code point instead.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ What does not parse raises UndecodableMessage, and the caller moves the row to p
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -17,8 +18,13 @@ from .header_names import (
     ATTEMPTS,
     BASE_TYPES,
     CONTENT_TYPE,
+    CORRELATION_ID,
     DIED,
+    EDIT_OF,
+    ENCRYPTION_KEY,
     NSB_CONTENT_TYPE,
+    NSB_CORRELATION_ID,
+    NSB_MESSAGE_ID,
     NSB_TIME,
     NSB_TIME_SENT,
     NSB_TYPES,
@@ -131,7 +137,8 @@ def _kind_of(headers: str) -> Kind:
 
 
 def told_type(headers: str) -> str:
-    """The type that headers name, with its version if that is not the first; '' where they name none, or do not parse."""
+    """The type that headers name, with its version if that is not the first; '' where they name none, or do not
+    parse."""
     try:
         kind = read_kind(headers)
     except UndecodableMessage:
@@ -145,8 +152,8 @@ def version_told(name: str, version: int) -> str:
 
 
 def _enclosed(text: str) -> list[str]:
-    """The names of a list like "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, the assembly
-    after the comma. A generic type has commas of its own, in brackets."""
+    """The names of a list like "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, the
+    assembly after the comma. A generic type has commas of its own, in brackets."""
     names = []
     for one in text.split(";"):
         depth, end = 0, len(one)
@@ -204,8 +211,8 @@ def counted_attempts(headers: str) -> int:
 
 
 def count_attempts(headers: str, attempts: int, *, died: bool = False) -> str:
-    """Headers that say how many attempts failed, and whether the last one ``died`` with its process; 0 takes all of that out.
-    Raises UndecodableMessage."""
+    """Headers that say how many attempts failed, and whether the last one ``died`` with its process; 0 takes all of
+    that out. Raises UndecodableMessage."""
     changed = decode_headers(headers)
     died = died or DIED in changed
     for name in (ATTEMPTS, DIED):
@@ -221,3 +228,55 @@ def count_attempts(headers: str, attempts: int, *, died: bool = False) -> str:
 def counts_a_death(headers: str) -> bool:
     """Whether an attempt died with its process, according to the headers."""
     return f'"{DIED}":' in headers  # as it is written above
+
+
+#: What says who a message is, what it belongs to and what happened to it; whole names, and beginnings of names.
+_LOCKED = frozenset(
+    {
+        CORRELATION_ID,
+        EDIT_OF,
+        ENCRYPTION_KEY,
+        ATTEMPTS,
+        DIED,
+        NSB_MESSAGE_ID,
+        NSB_CORRELATION_ID,
+        "NServiceBus.ConversationId",
+    }
+    | {"NServiceBus.RelatedTo", "NServiceBus.MessageIntent", "NServiceBus.FailedQ", "NServiceBus.TimeOfFailure"}
+)
+
+_LOCKED_BEGINNINGS = (
+    "NServiceBus.Saga", "NServiceBus.OriginatingSaga", "NServiceBus.Retries", "NServiceBus.ExceptionInfo.",
+    "NServiceBus.DelayedRetries", "ServiceControl.EditOf",
+)  # fmt: skip
+
+
+def edited_headers(before: str, after: Mapping[str, str] | None, original: uuid.UUID, identity: uuid.UUID) -> str:
+    """Stored headers of the edited copy ``identity`` of a message: ``after`` in place of ``before`` (None: the same),
+    linked to the original. Raises InvalidMessage where one was changed, added or taken out that is locked: ids,
+    correlation, conversation, saga, intent, retries and faults."""
+    try:
+        old = decode_headers(before)
+    except UndecodableMessage as error:
+        if after is None:
+            raise InvalidMessage(f"{error} Give the edited message headers of its own.") from error
+        old = {}
+    new = dict(old if after is None else after)
+    for name in sorted(old.keys() | new.keys()):
+        locked = name in _LOCKED or name.startswith(_LOCKED_BEGINNINGS)
+        if locked and old.get(name) != new.get(name):
+            raise InvalidMessage(f"Header {name!r} is locked: an edited message keeps it as it was.")
+    new[EDIT_OF] = str(original)
+    if NSB_MESSAGE_ID in new:
+        new[NSB_MESSAGE_ID] = str(identity)
+    return encode_headers(new)
+
+
+def edit_of(headers: str) -> uuid.UUID | None:
+    """The message that this one was edited from; None when it was not, or the headers do not parse."""
+    if EDIT_OF not in headers:
+        return None
+    try:
+        return uuid.UUID(decode_headers(headers).get(EDIT_OF, ""))
+    except (UndecodableMessage, ValueError):
+        return None

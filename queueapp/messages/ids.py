@@ -30,8 +30,8 @@ def first_of_many() -> uuid.UUID:
 
 
 def id_sequence() -> Callable[[int], list[bytes]]:
-    """A source of time-ordered ids for bulk sends, so many at a time, 16 bytes each: one random base, then counted up (0.1
-    µs instead of 2)."""
+    """A source of time-ordered ids for bulk sends, so many at a time, 16 bytes each: one random base, then counted up
+    (0.1 µs instead of 2)."""
     high, low = divmod(first_of_many().int, 1 << 64)
     start = high.to_bytes(8, "big")
 

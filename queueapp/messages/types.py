@@ -19,8 +19,8 @@ def message_type(name: str | None = None, *, version: int = 1, aliases: Iterable
     """Give a message class a name of its own on the wire, so that it can be moved or shared with other languages.
 
     ``aliases`` are names that it had before: messages that carry one of them are of this class. ``version`` goes into a
-    header when it is above 1; ``upcast`` says how older bodies become of this one, and newer ones are left to workers that
-    know them. Subclasses inherit none of it. Raises InvalidOption.
+    header when it is above 1; ``upcast`` says how older bodies become of this one, and newer ones are left to workers
+    that know them. Subclasses inherit none of it. Raises InvalidOption.
 
     >>> @message_type("Acme.Sales.OrderPlaced", version=2, aliases=["shop.messages.OrderPlaced"])
     ... class OrderPlaced(msgspec.Struct): ...
@@ -75,8 +75,8 @@ def known_as(cls: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def type_names(cls: Any) -> tuple[str, ...]:
-    """The names of what a body of this class is: its own and those of its typed bases, the nearest first; ('',) for untyped
-    bodies."""
+    """The names of what a body of this class is: its own and those of its typed bases, the nearest first; ('',) for
+    untyped bodies."""
     if not (isinstance(cls, type) and is_typed(cls)):
         return ("",)
     return tuple(type_name(one) for one in cls.__mro__ if one is not msgspec.Struct and is_typed(one))
@@ -109,7 +109,8 @@ _STRUCTURED = (inspect.StructType, inspect.DataclassType)
 
 
 def unstorable(annotation: Any) -> str | None:
-    """Why no message can be of this type, in words; None when it can: what JSON holds, and structs and dataclasses of it."""
+    """Why no message can be of this type, in words; None when it can: what JSON holds, and structs and dataclasses of
+    it."""
     try:
         info = inspect.type_info(annotation)
     except Exception as error:  # a name that does not exist, a union of two structs, a string

@@ -1,7 +1,8 @@
 """Bodies of an older version of their type, made into the one that this process knows, a version at a time.
 
-A step is a function of the plain body (what JSON holds) that returns the plain body of the next version. It runs where the
-message is read: nothing in the table is changed, and a message that older workers may still take stays readable for them.
+A step is a function of the plain body (what JSON holds) that returns the plain body of the next version. It runs where
+the message is read: nothing in the table is changed, and a message that older workers may still take stays readable for
+them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def to_known_version(cls: type, version: int, body: Any) -> Any:
         step = steps.get(one)
         if step is None:
             raise UndecodableMessage(
-                f"The body is version {version} of {type_name(cls)}, and nothing says how version {one} becomes {one + 1}: "
+                f"The body is version {version} of {type_name(cls)}, and nothing says how version {one} becomes "
+                f"{one + 1}: "
                 f"write @upcast({cls.__qualname__}, {one})."
             )
         try:

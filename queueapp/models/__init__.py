@@ -1,24 +1,14 @@
 """The models: the table of a queue, and the tables that belong to all queues of a database."""
 
-from .alert import Alert
-from .barrier import BarrierDelivery
-from .claim_record import ClaimRecord
-from .deferred_ack import DeferredAck
-from .delayed import DelayedMessage
+from .alert import Alert, SparkCommit, SubjectKey
 from .delivery import Delivery, Semantics
-from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField
-from .forwarded_message import ForwardedMessage
+from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField, distinct_values
 from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
-from .leader import Leader
-from .loose_index_scan import distinct_values
-from .message_key import MessageKey, ProcessedMessage
-from .poison import PoisonMessage
+from .message_key import DeferredAck, MessageKey, ProcessedMessage
 from .priority64_index import Priority64Index
 from .queue import QueueBase, QueueModel
-from .spark_commit import SparkCommit
-from .stored_message import StoredMessage
-from .subject_key import SubjectKey
-from .subscribers import DISPATCHER, MAINTENANCE, NO_QUEUES, FairTurn, QueueControl, Subscriber
+from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, StoredMessage
+from .subscribers import DISPATCHER, MAINTENANCE, NO_QUEUES, ClaimRecord, FairTurn, Leader, QueueControl, Subscriber
 from .subscription import Subscription
 from .table_options import RowVersionIndex, TableOptions
 

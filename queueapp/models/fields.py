@@ -7,12 +7,13 @@ Django's own fields would make ``char(32)`` and ``datetimeoffset`` of them.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.db import models
-from django.db.models import functions
+from django.db.models import QuerySet, functions
 
 
 class GuidField(models.UUIDField):
@@ -34,8 +35,8 @@ class GuidField(models.UUIDField):
 
 
 class UtcField(models.DateTimeField):
-    """A point in time: ``timestamptz`` on PostgreSQL, ``datetime2`` holding UTC on SQL Server; always aware here, also where
-    ``USE_TZ`` is False."""
+    """A point in time: ``timestamptz`` on PostgreSQL, ``datetime2`` holding UTC on SQL Server; always aware here, also
+    where ``USE_TZ`` is False."""
 
     #: Whether the column itself is without a zone.
     naive_utc = False
@@ -54,7 +55,8 @@ class UtcField(models.DateTimeField):
             return value
         if connection.vendor == "microsoft" or self.naive_utc:
             return value.replace(tzinfo=UTC)
-        # Without USE_TZ Django sets the session to TIME_ZONE and cuts the zone off. The fold tells the two hours of autumn apart.
+        # Without USE_TZ Django sets the session to TIME_ZONE and cuts the zone off. The fold tells the two hours of
+        # autumn apart.
         return value.replace(tzinfo=ZoneInfo(connection.timezone_name)).astimezone(UTC)
 
 
@@ -99,9 +101,20 @@ class RangesField(models.Field):  # type: ignore[type-arg]
 
 
 class Now(functions.Now):
-    """The database's clock in UTC. Django's ``Now`` is local time on SQL Server, and naive where ``USE_TZ`` is False."""
+    """The database's clock in UTC. Django's ``Now`` is local time on SQL Server, and naive where ``USE_TZ`` is
+    False."""
 
     output_field = UtcField()
 
     def as_microsoft(self, compiler: Any, connection: Any, **context: Any) -> Any:
         return self.as_sql(compiler, connection, template="SYSUTCDATETIME()", **context)
+
+
+def distinct_values(rows: QuerySet[Any], column: str) -> Iterator[Any]:
+    """The values of a column that an index begins with, ascending: one step to the next one in that index each time,
+    however many rows there are of one. Each step is a statement of its own."""
+    rows = rows.order_by(column)
+    value = rows.values_list(column, flat=True).first()
+    while value is not None:
+        yield value
+        value = rows.filter(**{f"{column}__gt": value}).values_list(column, flat=True).first()

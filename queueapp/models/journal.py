@@ -1,8 +1,8 @@
 """The journal: what was published to retained topics, and how far each queue has read it.
 
-An entry is written once, in the publisher's transaction, and never changed. ``seq`` is the bookmark that users see. It is
-not the order in which entries can be read: a transaction that began early may commit late. The order is the *position*
-(``txid``, ``seq``), of which a reader only takes what no open transaction can precede (``sql.journal``).
+An entry is written once, in the publisher's transaction, and never changed. ``seq`` is the bookmark that users see. It
+is not the order in which entries can be read: a transaction that began early may commit late. The order is the
+*position* (``txid``, ``seq``), of which a reader only takes what no open transaction can precede (``sql.journal``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_TOPIC = 255
 
 
 class PositionField(models.BigIntegerField):
-    """The first part of an entry's position: the publisher's transaction id on PostgreSQL, a ``rowversion``, which the server
-    fills in, on SQL Server. No entry becomes visible at a position before one that was read."""
+    """The first part of an entry's position: the publisher's transaction id on PostgreSQL, a ``rowversion``, which the
+    server fills in, on SQL Server. No entry becomes visible at a position before one that was read."""
 
     def db_type(self, connection: Any) -> str | None:
         return "rowversion" if connection.vendor == "microsoft" else super().db_type(connection)
@@ -67,8 +67,8 @@ class JournalEntry(models.Model):
 class JournalCursor(models.Model):
     """How far one queue, or one running replay, has read the journal: everything before ``txid``, ``seq`` is done.
 
-    A reader locks the row and advances it in the transaction that inserts what it read into the queue. Retention deletes nothing
-    at or behind the cursor of a recent reader.
+    A reader locks the row and advances it in the transaction that inserts what it read into the queue. Retention
+    deletes nothing at or behind the cursor of a recent reader.
     """
 
     name = models.CharField(max_length=200, primary_key=True, help_text="The queue's label, or 'replay' and a number.")
@@ -122,8 +122,8 @@ _FIRST_DAYS = 4
 
 
 class CreateJournal(CreateModel):
-    """The migration operation that makes the journal's table, partitioned by time where the database supports it. The state is
-    that of ``CreateModel``."""
+    """The migration operation that makes the journal's table, partitioned by time where the database supports it. The
+    state is that of ``CreateModel``."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         model = to_state.apps.get_model(app_label, self.name)

@@ -11,7 +11,8 @@ from .table_options import ROWS_CAN_BE_SKIPPED
 
 
 class MessageKey(models.Model):
-    """The last message sent under one dedupe key of one queue. ``key`` is a digest: keys of any length, alike in every collation."""
+    """The last message sent under one dedupe key of one queue. ``key`` is a digest: keys of any length, alike in every
+    collation."""
 
     if TYPE_CHECKING:
         objects: ClassVar[models.Manager[MessageKey]]  # the plugin of mypy does not find it here
@@ -31,7 +32,8 @@ class MessageKey(models.Model):
 
 
 class ProcessedMessage(models.Model):
-    """A message that one consumer has processed (``processed_once``), by a digest of the consumer and the message's key."""
+    """A message that one consumer has processed (``processed_once``), by a digest of the consumer and the message's
+    key."""
 
     if TYPE_CHECKING:
         objects: ClassVar[models.Manager[ProcessedMessage]]  # the plugin of mypy does not find it here
@@ -46,3 +48,24 @@ class ProcessedMessage(models.Model):
 
     def __str__(self) -> str:
         return f"processed in {self.queue}"
+
+
+class DeferredAck(models.Model):
+    """The ack of one message of one queue, stored before the message exists."""
+
+    class Kind(models.TextChoices):
+        ACK = "ack"
+        EXPIRE = "expire"
+
+    queue = models.CharField(max_length=200, help_text="Label of the queue.")
+    message_id = GuidField()
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    expires = UtcField(help_text="After this the row is deleted.")
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+        constraints = [models.UniqueConstraint(fields=["queue", "message_id"], name="queueapp_deferredack_of")]
+        indexes = [models.Index(fields=["expires"], name="queueapp_deferredack_old")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.message_id} in {self.queue}"

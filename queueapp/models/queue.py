@@ -72,8 +72,8 @@ class QueueBase(ModelBase):
 
 
 def _hold_what_others_insert(attrs: dict[str, Any], parents: list[Any]) -> None:
-    """On a queue with expressions a message stays pending until they are evaluated, by a default: it is not received before. Only
-    the field of an abstract parent can be replaced; a proxy has that of its table."""
+    """On a queue with expressions a message stays pending until they are evaluated, by a default: it is not received
+    before. Only the field of an abstract parent can be replaced; a proxy has that of its table."""
     inherited = [parent for parent in parents if parent._meta.abstract]
     fields = [field for parent in inherited for field in parent._meta.local_fields if field.name == "lease_expires"]
     wanted = attrs["delivery"].has_expressions
@@ -83,8 +83,8 @@ def _hold_what_others_insert(attrs: dict[str, Any], parents: list[Any]) -> None:
 
 
 def _has_priority(parents: list[Any]) -> bool:
-    """Whether a field of this name is inherited that can be replaced, one of an abstract parent; a foreign table has none, and a
-    proxy has that of its table."""
+    """Whether a field of this name is inherited that can be replaced, one of an abstract parent; a foreign table has
+    none, and a proxy has that of its table."""
     inherited = [parent for parent in parents if parent._meta.abstract]
     return any(field.name == "priority" for parent in inherited for field in parent._meta.local_fields)
 
@@ -131,7 +131,8 @@ def holds(queue: Any) -> bool:
 def _add_indexes_and_options(cls: Any) -> None:
     table, delivery = cls._meta.db_table, cls.delivery
     # Django limits a name to 30 characters; a partial index has to be named. The digest keeps long tables apart.
-    stem = f"{''.join(c if c.isalnum() else '_' for c in table)[:14].lstrip('_0123456789') or 'q'}_{names_digest(table, length=6)}"
+    readable = "".join(c if c.isalnum() else "_" for c in table)[:14].lstrip("_0123456789") or "q"
+    stem = f"{readable}_{names_digest(table, length=6)}"
     has = {field.name for field in cls._meta.local_fields}
     indexes = list(cls._meta.indexes)
     if "expires" in has:
@@ -147,7 +148,8 @@ def _add_indexes_and_options(cls: Any) -> None:
     if first and has.issuperset(first):
         indexes.append(models.Index(fields=[*first, "seq"], name=f"{stem}_claim"))
     if delivery.dispatches and has.issuperset(("lease_owner", "lease_token")):
-        # Of what is handed out alone. It costs the HOT updates of leases, so only queues that share messages out have it.
+        # Of what is handed out alone. It costs the HOT updates of leases, so only queues that share messages out have
+        # it.
         leased = models.Q(lease_token__isnull=False)
         indexes.append(models.Index(fields=["lease_owner"], name=f"{stem}_leased", condition=leased))
     if holds(cls):

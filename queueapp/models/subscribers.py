@@ -9,11 +9,11 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
-from .fields import GuidField, Now, UtcField
+from .fields import GuidField, Now, RangesField, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED
 
-#: Stand for the queue in the rows of a process that dispatches delayed messages, and of one that runs maintenance (usually the
-#: same process, with a row for each). No label looks like them.
+#: Stand for the queue in the rows of a process that dispatches delayed messages, and of one that runs maintenance
+#: (usually the same process, with a row for each). No label looks like them.
 DISPATCHER, MAINTENANCE = NO_QUEUES = "(dispatcher)", "(maintenance)"
 
 
@@ -27,7 +27,8 @@ def parse_json_list(text: str) -> list[Any]:
 
 
 class Subscriber(models.Model):
-    """One worker process on one queue, or one of ``NO_QUEUES``. ``lease_owner`` refers to ``id``. Dead after ``alive_until``."""
+    """One worker process on one queue, or one of ``NO_QUEUES``. ``lease_owner`` refers to ``id``. Dead after
+    ``alive_until``."""
 
     id = GuidField(primary_key=True, default=uuid.uuid4)
     queue = models.CharField(max_length=200, db_index=True)
@@ -126,7 +127,8 @@ class QueueControl(models.Model):
 
 
 class FairTurn(models.Model):
-    """The subscriber that was served last on a queue with ``FairnessModel.ROUND_ROBIN``. Changed under the queue's lock."""
+    """The subscriber that was served last on a queue with ``FairnessModel.ROUND_ROBIN``. Changed under the queue's
+    lock."""
 
     queue = models.CharField(max_length=200, primary_key=True)
     last = GuidField()
@@ -136,3 +138,39 @@ class FairTurn(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.last}"
+
+
+class Leader(models.Model):
+    """One elected role. ``term`` grows with every change of holder, so that a former holder can neither renew nor
+    resign a later term."""
+
+    role = models.CharField(max_length=100, primary_key=True)
+    holder = GuidField()
+    term = models.BigIntegerField(db_default=1)
+    elected_at = UtcField(db_default=Now())
+    expires = UtcField()
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+
+    def __str__(self) -> str:
+        return f"{self.role}: term {self.term}"
+
+
+class ClaimRecord(models.Model):
+    """One claim. A claimer first inserts the permits that it takes, under the queue's lock, so that numbers ascend in
+    the order of commits; the transaction that leases the messages then fills in their seqs. A record of which no
+    message is leased any more can be deleted. The first record of a queue has what was leased when counting began."""
+
+    number = models.BigAutoField(primary_key=True)
+    queue = models.BigIntegerField(help_text="Number of the queue's lock, a hash of its table's name.")
+    permits = models.IntegerField(help_text="How many messages it may lease.")
+    seqs = RangesField(null=True, help_text="The leased messages; null: not known yet.")
+    made_at = UtcField(db_default=Now())
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+        indexes = [models.Index(fields=["queue", "number"], name="queueapp_claims_of")]
+
+    def __str__(self) -> str:
+        return f"claim {self.number}"

@@ -1,7 +1,7 @@
 """Subscriptions of consumers to message types, so that every sender knows all recipients, whatever code it runs.
 
-``migrate``, a worker's start and ``registerconsumers`` insert the rows of the consumers in their code. None of them deletes
-a row: another deployment that still runs may have that consumer. An operator deletes it (``removeconsumer``).
+``migrate``, a worker's start and ``registerconsumers`` insert the rows of the consumers in their code. None of them
+deletes a row: another deployment that still runs may have that consumer. An operator deletes it (``removeconsumer``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _MARK_BITS = 50
 
 
 def new_mark() -> int:
-    """A random number for each change of a row. A sender compares the sum of them with that of the rows it has cached."""
+    """A random number for each change of a row. A sender compares the sum of them with that of the rows it has
+    cached."""
     return secrets.randbits(_MARK_BITS)
 
 

@@ -13,8 +13,8 @@ from django.db.models.constraints import BaseConstraint
 
 from ..sql import backend_of
 
-#: ``Meta.required_db_features`` of all our tables. PostgreSQL and SQL Server have it, SQLite has not, so that `migrate` skips
-#: them there (a project whose queues are in another database can migrate its SQLite database).
+#: ``Meta.required_db_features`` of all our tables. PostgreSQL and SQL Server have it, SQLite has not, so that `migrate`
+#: skips them there (a project whose queues are in another database can migrate its SQLite database).
 ROWS_CAN_BE_SKIPPED = ["has_select_for_update_skip_locked"]
 
 
@@ -45,7 +45,8 @@ class _TableFeature(BaseConstraint):
 
 
 class TableOptions(_TableFeature):
-    """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion and index options on SQL Server."""
+    """Storage options of one queue table: fillfactor and autovacuum on PostgreSQL, RowVersion and index options on SQL
+    Server."""
 
     def __init__(self, *, name: str, fillfactor: int = 70, autovacuum_threshold: int = 1000, body_string: bool = False):
         super().__init__(name=name)
@@ -87,9 +88,10 @@ class TableOptions(_TableFeature):
 class RowVersionIndex(_TableFeature):
     """``Index_RowVersion`` on SQL Server; nothing on PostgreSQL.
 
-    NServiceBus' SQL Server transport looks for a nonclustered index that begins with ``RowVersion`` when an endpoint starts. On
-    our tables that column is a computed alias of the clustered key, which its statements use anyway: the index only satisfies
-    that inspection, and each message pays for it. So only a queue with ``wire_format = "nservicebus"`` has it.
+    NServiceBus' SQL Server transport looks for a nonclustered index that begins with ``RowVersion`` when an endpoint
+    starts. On our tables that column is a computed alias of the clustered key, which its statements use anyway: the
+    index only satisfies that inspection, and each message pays for it. So only a queue with ``wire_format =
+    "nservicebus"`` has it.
     """
 
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:

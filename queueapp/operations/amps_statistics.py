@@ -1,6 +1,8 @@
-"""The statistics of a queue under the names that AMPS uses: how many messages there are, how many are leased, and to whom.
+"""The statistics of a queue under the names that AMPS uses: how many messages there are, how many are leased, and to
+whom.
 
-What is unknown, and what the queue does not have, is None and never 0. Where claims count leases, the same counts are used.
+What is unknown, and what the queue does not have, is None and never 0. Where claims count leases, the same counts are
+used.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ class SubscriptionStats:
 
 @dataclass
 class AmpsStatistics:
-    """``queue_depth``: messages in the queue; ``backlog``: those of them that are leased. ``age_of_oldest_lease``: by the
-    clock of the worker that leased it. ``seconds_behind``: the age of the oldest message. ``expired_leases``: leases of live
-    subscribers that expired before their messages were handled; None without live subscribers."""
+    """``queue_depth``: messages in the queue; ``backlog``: those of them that are leased. ``age_of_oldest_lease``: by
+    the clock of the worker that leased it. ``seconds_behind``: the age of the oldest message. ``expired_leases``:
+    leases of live subscribers that expired before their messages were handled; None without live subscribers."""
 
     queue_depth: int | None = None
     backlog: int | None = None

@@ -4,8 +4,8 @@
     lag     = workers * min(oldest / late, 2), rounded up, if the oldest message is older than ``late``; else 0
     desired = max(need, lag), bounded by ``min_workers`` and ``max_workers``
 
-``need`` follows the backlog at once. ``lag`` is for handlers slower than ``per_worker`` assumes: while messages are late it asks
-for more workers than there are, at most twice as many at each evaluation. A worker is a worker process.
+``need`` follows the backlog at once. ``lag`` is for handlers slower than ``per_worker`` assumes: while messages are
+late it asks for more workers than there are, at most twice as many at each evaluation. A worker is a worker process.
 """
 
 from __future__ import annotations

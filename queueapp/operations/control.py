@@ -1,8 +1,8 @@
 """Operations on queues and single messages: pause, resume, purge, set options, delete, release leases, move to poison.
 
-No function waits for a worker: rows that a worker has locked are skipped, leased rows are skipped unless the operation is about the
-lease. Every function returns how many messages it changed, for the caller to compare with its request. The admin's log records which
-user paused, resumed or purged a queue.
+No function waits for a worker: rows that a worker has locked are skipped, leased rows are skipped unless the operation
+is about the lease. Every function returns how many messages it changed, for the caller to compare with its request. The
+admin's log records which user paused, resumed or purged a queue.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def resume(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
 
 
 def set_concurrency(queue: Any, receivers: int | None, *, by: Any = None, using: str | None = None) -> bool:
-    """Set the number of receivers that each worker process has for a queue, in place of the number that it was started with;
-    None: back to that number. False: it was set already. Raises InvalidOption.
+    """Set the number of receivers that each worker process has for a queue, in place of the number that it was started
+    with; None: back to that number. False: it was set already. Raises InvalidOption.
 
-    Workers apply it within a peek delay, up to their maximum (32, or the number that they were started with). A receiver above
-    the number stops after its current message.
+    Workers apply it within a peek delay, up to their maximum (32, or the number that they were started with). A
+    receiver above the number stops after its current message.
     """
     if receivers is not None and not (isinstance(receivers, int) and 1 <= receivers <= MAX_CONCURRENCY):
         raise InvalidOption("concurrency", receivers, f"a whole number from 1 to {MAX_CONCURRENCY}, or None")
@@ -76,8 +76,8 @@ def set_concurrency(queue: Any, receivers: int | None, *, by: Any = None, using:
 
 
 def set_option(queue: Any, name: str, value: Any, *, by: Any = None, using: str | None = None) -> bool:
-    """Set one of ``overrides.SETTABLE`` in place of what is declared, from now on; None: as it is declared again. False: that
-    was set already. Raises InvalidOption, as the declaration would.
+    """Set one of ``overrides.SETTABLE`` in place of what is declared, from now on; None: as it is declared again.
+    False: that was set already. Raises InvalidOption, as the declaration would.
 
     Workers see it within a peek delay, other processes that receive within ``overrides.MAX_AGE`` seconds.
     """
@@ -109,8 +109,8 @@ def settable_option(name: str) -> Option:
 
 
 def check_override(queue: Any, name: str, given: Any) -> Any:
-    """The value as it is stored; None: the declared value. Raises InvalidOption for a value out of the option's bounds, and for a
-    queue whose table cannot support the option."""
+    """The value as it is stored; None: the declared value. Raises InvalidOption for a value out of the option's bounds,
+    and for a queue whose table cannot support the option."""
     option = settable_option(name)
     if given is None:
         return None
@@ -129,7 +129,8 @@ def check_override(queue: Any, name: str, given: Any) -> Any:
 
 
 def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timedelta = PURGE_FOR) -> Purged:
-    """Delete every message that is not in flight, from the head, in batches that commit one by one, for at most ``within``.
+    """Delete every message that is not in flight, from the head, in batches that commit one by one, for at most
+    ``within``.
 
     Leased messages stay: their handlers are running and may ack them.
     """
@@ -212,8 +213,9 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
 def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     """End leases, current ones included, so that the messages are received again now; returns how many.
 
-    The deliveries stay counted, and a message that reaches a limit of the queue with this delivery is expired. A holder that is still
-    working loses its lease: its message is handled twice. Messages that an AT_MOST_ONCE queue has sent are skipped.
+    The deliveries stay counted, and a message that reaches a limit of the queue with this delivery is expired. A holder
+    that is still working loses its lease: its message is handled twice. Messages that an AT_MOST_ONCE queue has sent
+    are skipped.
     """
     if "lease_token" not in _columns(queue):
         return 0
@@ -234,7 +236,8 @@ def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None)
 
 
 def _expire_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
-    """Expire messages that were delivered as often as ``max_deliveries`` allows: with the lease their last delivery ends."""
+    """Expire messages that were delivered as often as ``max_deliveries`` allows: with the lease their last delivery
+    ends."""
     limit = queue.delivery.max_deliveries
     rows = _read(queue, alias, leased.filter(deliveries__gte=limit)) if limit else []
     given = (expire_actions.limit_reached(queue, row) for row in rows)
@@ -264,8 +267,8 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
 
 
 def unleased(queue: Any) -> Q:
-    """The condition of a message without a current lease, by the database's clock. A message that is pending evaluation has
-    none either."""
+    """The condition of a message without a current lease, by the database's clock. A message that is pending evaluation
+    has none either."""
     if "lease_expires" not in _columns(queue):
         return Q()
     unleased = Q(lease_expires__isnull=True) | Q(lease_expires__lt=Now())

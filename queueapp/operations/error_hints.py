@@ -1,7 +1,8 @@
-"""One-line explanations of errors that an operator can fix: a wrong name, a database that does not answer, missing tables.
+"""One-line explanations of errors that an operator can fix: a wrong name, a database that does not answer, missing
+tables.
 
-Only errors with a cause outside the code are explained; for all others the traceback is the best report. The message of a server is
-repeated as it is: it contains no password.
+Only errors with a cause outside the code are explained; for all others the traceback is the best report. The message of
+a server is repeated as it is: it contains no password.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whether workers are healthy, by what they report in the database: heartbeats, open breakers, and the lag of their queues.
+"""Whether workers are healthy, by what they report in the database: heartbeats, open breakers, and the lag of their
+queues.
 
-For a container's health check, a readiness probe, and deploys. The result is a report; acting on it is left to the caller: a worker
-survives an outage of its database without a restart.
+For a container's health check, a readiness probe, and deploys. The result is a report; acting on it is left to the
+caller: a worker survives an outage of its database without a restart.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from .safe_reads import Reader, hint
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of what is healthy: the age of a heartbeat, the age of the oldest message of a queue, and the number of
-    waiting messages. None: not checked."""
+    """The limits of what is healthy: the age of a heartbeat, the age of the oldest message of a queue, and the number
+    of waiting messages. None: not checked."""
 
     heartbeat: timedelta | None = None
     age: timedelta | None = None
@@ -35,7 +36,8 @@ class Bounds:
 
 @dataclass
 class Health:
-    """The report. ``workers``: live processes. ``problems``: one line each. ``unreachable``: a database did not answer."""
+    """The report. ``workers``: live processes. ``problems``: one line each. ``unreachable``: a database did not
+    answer."""
 
     workers: int = 0
     problems: list[str] = field(default_factory=list)
@@ -59,8 +61,8 @@ def health(
     supervisor: uuid.UUID | None = None,
     bounds: Bounds = Bounds(),
 ) -> Health:
-    """Check the workers of these queues, on one host or of one process tree if given. ``queues`` None: the queues that they
-    receive, of which one live worker is enough."""
+    """Check the workers of these queues, on one host or of one process tree if given. ``queues`` None: the queues that
+    they receive, of which one live worker is enough."""
     found = Health()
     wanted = {queue._meta.label: queue for queue in queues or ()}
     aliases = {router.db_for_read(queue) or "default" for queue in (queues or registry.queues)}
@@ -104,8 +106,8 @@ def _where_and_when(host: str | None, last: timedelta | None) -> str:
 def _rows(
     alias: str, found: Health, host: str | None, supervisor: uuid.UUID | None
 ) -> list[tuple[str, timedelta, str, tuple[str, int]]]:
-    """(queue, age of the heartbeat, breakers, (host, process)) of each subscriber of one database, by its clock. Without
-    those of ``receive()``, which have one heartbeat only."""
+    """(queue, age of the heartbeat, breakers, (host, process)) of each subscriber of one database, by its clock.
+    Without those of ``receive()``, which have one heartbeat only."""
     rows = Subscriber.objects.using(alias).filter(receives=True).annotate(now=Now(output_field=UtcField()))
     if host is not None:
         rows = rows.filter(host=host)

@@ -1,5 +1,5 @@
-"""Statistics of the journal: the entries of each topic, and the messages that wait in it for a queue. The cost does not depend
-on the size of the journal."""
+"""Statistics of the journal: the entries of each topic, and the messages that wait in it for a queue. The cost does not
+depend on the size of the journal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LIMIT = 100_000
 
 @dataclass
 class TopicStats:
-    """The entries of one topic. ``oldest`` and ``newest``: the times of the first and the last publication. ``retention_seconds``
-    None: kept for ever, as are topics that are no longer journaled (``journaled`` False)."""
+    """The entries of one topic. ``oldest`` and ``newest``: the times of the first and the last publication.
+    ``retention_seconds`` None: kept for ever, as are topics that are no longer journaled (``journaled`` False)."""
 
     topic: str
     database: str
@@ -78,8 +78,9 @@ def all_journal_stats() -> list[JournalStats]:
 
 
 def inactive_messages(queue: Any, using: str | None = None, limit: int = LIMIT) -> tuple[int, bool]:
-    """The number of messages that wait in the journal for a queue with ``target_queue_depth`` (AMPS' inactive_message_count), and
-    whether that is all. Includes messages that the filter of the queue will refuse. 0 for other queues."""
+    """The number of messages that wait in the journal for a queue with ``target_queue_depth`` (AMPS'
+    inactive_message_count), and whether that is all. Includes messages that the filter of the queue will refuse. 0 for
+    other queues."""
     if not is_fed(queue) or not is_over_journal(queue):
         return 0, True
     alias = using or router.db_for_read(queue) or "default"

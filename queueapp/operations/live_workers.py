@@ -1,4 +1,5 @@
-"""What the live workers of a database report in their rows: open breakers, consumers, and types that they do not handle.
+"""What the live workers of a database report in their rows: open breakers, consumers, and types that they do not
+handle.
 
 The rows are read tolerantly: a worker of another version may report less, or in another form.
 """

@@ -3,10 +3,11 @@
 A deploy starts ten containers, and each migrates first. Django reads what is applied, makes a plan and applies it: two
 processes collide half-way ("relation already exists"). So the second one waits for a lock of the database before Django
 makes the plan. The first thing that ``migrate`` does is to run the checks of its database: one of them takes the lock.
-``post_migrate`` of the last app releases it; after a failure the database frees it with the session, when the process ends.
+``post_migrate`` of the last app releases it; after a failure the database frees it with the session, when the process
+ends.
 
-``call_command("migrate")`` skips the checks. It takes the lock at ``pre_migrate``, after the plan was made, and is refused
-if another process has carried out a part of the plan meanwhile.
+``call_command("migrate")`` skips the checks. It takes the lock at ``pre_migrate``, after the plan was made, and is
+refused if another process has carried out a part of the plan meanwhile.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def connect(app_config: Any) -> None:
 
 
 def migrate_options() -> dict[str, Any] | None:
-    """The options of the ``migrate`` command that runs the caller, a check; None: none does. It passes nothing that says so, so
-    this searches the call stack."""
+    """The options of the ``migrate`` command that runs the caller, a check; None: none does. It passes nothing that
+    says so, so this searches the call stack."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(frame.f_locals.get("self"), MigrateCommand) and "options" in frame.f_locals:
@@ -98,8 +99,8 @@ def _unlock(*, sender: Any, using: str, plan: Plan | None = None, **_: Any) -> N
 
 
 def _register_consumers(*, using: str, plan: Plan | None = None, **_: Any) -> None:
-    """Subscribe the consumers of this code: before the first worker of a deploy starts, while those of the last one still run.
-    ``flush`` sends the signal without a plan."""
+    """Subscribe the consumers of this code: before the first worker of a deploy starts, while those of the last one
+    still run. ``flush`` sends the signal without a plan."""
     # Migrated backwards, the table is not there.
     if plan is not None and Subscription._meta.db_table in connections[using].introspection.table_names():
         subscriptions.register(using)

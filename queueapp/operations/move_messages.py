@@ -1,8 +1,8 @@
 """Moving the unroutable messages of one type to another queue of their database, or to poison.
 
-Only an operator does that: a type that no live worker handles today may be meant for the next release. Each batch is one transaction
-that locks the rows, inserts and deletes them, so a message is always in exactly one table. Messages in flight, and messages for one
-consumer (``subscriptions.move_copies``), are skipped.
+Only an operator does that: a type that no live worker handles today may be meant for the next release. Each batch is
+one transaction that locks the rows, inserts and deletes them, so a message is always in exactly one table. Messages in
+flight, and messages for one consumer (``subscriptions.move_copies``), are skipped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def count_of_type(queue: Any, kind: str, *, using: str | None = None) -> int:
 def move_type(
     queue: Any, kind: str, to: Any, *, using: str | None = None, progress: Callable[[int], None] | None = None
 ) -> int:
-    """Move the messages of a type, named as in statistics ('': without a type), to the end of another queue; returns how many.
-    They keep id, headers, body and times, and start with all their attempts. Raises InvalidOption for the same queue, or a queue
-    in another database."""
+    """Move the messages of a type, named as in statistics ('': without a type), to the end of another queue; returns
+    how many. They keep id, headers, body and times, and start with all their attempts. Raises InvalidOption for the
+    same queue, or a queue in another database."""
     alias = alias_of(queue, using)
     if to is queue or router.db_for_write(to) != alias:
         raise InvalidOption("to", to._meta.label, f"another queue in the database {alias!r} than {queue._meta.label}")
@@ -53,8 +53,8 @@ def move_type(
 def move_type_to_poison(
     queue: Any, kind: str, *, using: str | None = None, progress: Callable[[int], None] | None = None
 ) -> int:
-    """Move the messages of a type ('': without a type) to poison, where they stay until an operator requeues, edits or archives
-    them; returns how many. Sends the ``poisoned`` signal for each."""
+    """Move the messages of a type ('': without a type) to poison, where they stay until an operator requeues, edits or
+    archives them; returns how many. Sends the ``poisoned`` signal for each."""
     reason = f"moved by an operator: no consumer for {kind or 'messages without a type'}"
 
     def to_poison(keys: list[int]) -> int:

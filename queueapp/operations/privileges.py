@@ -1,7 +1,7 @@
 """Missing privileges of the database user of a worker, and the statements that grant them.
 
-No retry repairs a missing privilege, so a worker checks them before it starts and reports the statements for the database
-administrator. The privileges of each role are in docs/privileges.md.
+No retry repairs a missing privilege, so a worker checks them before it starts and reports the statements for the
+database administrator. The privileges of each role are in docs/privileges.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class MissingPrivilege(NamedTuple):
 
 
 def missing_privileges(alias: str, queues: Iterable[Any]) -> list[MissingPrivilege]:
-    """The missing privileges of the user of this database's connection to receive these queues. Reads the catalog only."""
+    """The missing privileges of the user of this database's connection to receive these queues. Reads the catalog
+    only."""
     connection = connections[alias]
     backend = backend_of(connection)
     if statement := backend.schema.read_only(connection):
@@ -64,8 +65,8 @@ def describe(missing: Iterable[MissingPrivilege]) -> str:
 
 
 def remedy_of(error: BaseException) -> str | None:
-    """The statements that repair an error about a missing privilege, in one line; None for any other error. Queries the database
-    if possible."""
+    """The statements that repair an error about a missing privilege, in one line; None for any other error. Queries the
+    database if possible."""
     if not isinstance(error, Error):
         return None
     connection = connection_of(error)

@@ -1,7 +1,7 @@
 """Running handlers: their progress, and requests to stop one.
 
-Both use rows that every worker reads and writes anyway: the heartbeat of a process has the progress of its handlers, the control row
-of a queue has the requests.
+Both use rows that every worker reads and writes anyway: the heartbeat of a process has the progress of its handlers,
+the control row of a queue has the requests.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Progress:
 
 
 def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress | None:
-    """The progress of the handler of a message, as of the last heartbeat of its worker; None: it is not being handled, or its handler
-    reports none. ``using``: the queue's database (default: all databases with queues)."""
+    """The progress of the handler of a message, as of the last heartbeat of its worker; None: it is not being handled,
+    or its handler reports none. ``using``: the queue's database (default: all databases with queues)."""
     for alias in [using] if using is not None else _databases_with_queues():
         rows = Subscriber.objects.using(alias).filter(progress__contains=str(message_id), alive_until__gt=Now())
         for row in rows.order_by("-heartbeat_at"):
@@ -65,7 +65,8 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
 
 
 def progress_in(row: Subscriber) -> Iterator[Progress]:
-    """The progress that one worker reports for its messages in flight. Read tolerantly: it may be of another version."""
+    """The progress that one worker reports for its messages in flight. Read tolerantly: it may be of another
+    version."""
     for one in parse_json_list(row.progress):
         try:
             yield Progress(
@@ -94,13 +95,13 @@ def cancel_running(
     by: Any = None,
     using: str | None = None,
 ) -> bool:
-    """Ask the running handler of a message to stop; returns whether any live worker was asked. Workers read the request within a
-    second, or within their peek delay if that is longer.
+    """Ask the running handler of a message to stop; returns whether any live worker was asked. Workers read the request
+    within a second, or within their peek delay if that is longer.
 
-    An async handler is cancelled; a sync handler sees ``context.cancelled`` and is interrupted after ``CANCEL_GRACE``. Its message
-    becomes poison with the reason, or is deleted (``discard``), and no attempt is counted; if the handler still succeeds, the message
-    is handled. A message that is not being handled stays as it is. ``queue``: its queue, so that the others are not asked; ``by``: the
-    user for the admin's log.
+    An async handler is cancelled; a sync handler sees ``context.cancelled`` and is interrupted after ``CANCEL_GRACE``.
+    Its message becomes poison with the reason, or is deleted (``discard``), and no attempt is counted; if the handler
+    still succeeds, the message is handled. A message that is not being handled stays as it is. ``queue``: its queue, so
+    that the others are not asked; ``by``: the user for the admin's log.
     """
     if not isinstance(message_id, uuid.UUID):
         raise InvalidMessage(f"message_id = {message_id!r} is not accepted: it must be a uuid.UUID.")

@@ -1,4 +1,5 @@
-"""Reading statistics from a database that may not answer: a value that cannot be read is unknown, with its cause, and never zero."""
+"""Reading statistics from a database that may not answer: a value that cannot be read is unknown, with its cause, and
+never zero."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def hint(cause: str, alias: str) -> str:
 
 
 class Reader:
-    """Reads from one database. After a connection error it does not try again, because each try may take a connect timeout. It waits
-    for a locked table, but not for long."""
+    """Reads from one database. After a connection error it does not try again, because each try may take a connect
+    timeout. It waits for a locked table, but not for long."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

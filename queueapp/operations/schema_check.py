@@ -1,9 +1,9 @@
 """Compares the tables of a database with those that migrations create: columns, indexes, storage options.
 
-A queue works without its indexes and options, but slowly, which shows only when the table is large. So a worker checks them at its
-start (a warning), as does ``manage.py check --database default``, and reports the statement that repairs them. NServiceBus' SQL
-Server transport warns about a missing index at its start, too. Without a table or a column a worker ends. Statements on SQL Server
-name the index in a hint, so there nothing is received without it.
+A queue works without its indexes and options, but slowly, which shows only when the table is large. So a worker checks
+them at its start (a warning), as does ``manage.py check --database default``, and reports the statement that repairs
+them. NServiceBus' SQL Server transport warns about a missing index at its start, too. Without a table or a column a
+worker ends. Statements on SQL Server name the index in a hint, so there nothing is received without it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SchemaProblem(NamedTuple):
 
 
 def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> list[str]:
-    """The tables of these (managed) queues and of the app that are missing in a database or lack a column, as texts. ``by_router``:
-    only those that `migrate` would create there. Raises UnsupportedServer, and connection errors."""
+    """The tables of these (managed) queues and of the app that are missing in a database or lack a column, as texts.
+    ``by_router``: only those that `migrate` would create there. Raises UnsupportedServer, and connection errors."""
     connection = connections[alias]
     backend = backend_of(connection)
     own = [
@@ -74,8 +74,8 @@ def _nowhere(key: Any) -> Any:
 
 
 def inspect(model: Any, alias: str) -> list[SchemaProblem]:
-    """The problems of the table of a queue, or of the delayed messages, in this database; [] for a missing table. For an unmanaged
-    table only those without which statements fail."""
+    """The problems of the table of a queue, or of the delayed messages, in this database; [] for a missing table. For
+    an unmanaged table only those without which statements fail."""
     connection = connections[alias]
     backend, table = backend_of(connection), model._meta.db_table
     there = backend.schema.indexes(connection, table)

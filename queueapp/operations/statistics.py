@@ -1,9 +1,10 @@
 """Queue statistics: the one source for ``queuestats``, the admin, metrics, alerts and health checks.
 
-*Waiting* means ready to be received: neither leased nor expired, nor locked by an open transaction. A message whose lease
-expired is waiting again and is counted as *lease_expired* as well. Up to ``LIMIT`` rows of a table everything is counted, in
-one read from the low end of its primary key. Of a larger table ``exact`` is False, ``waiting`` is an estimate from the
-catalog, and leased, lease_expired and expired are lower bounds. So the cost does not depend on the size of the table.
+*Waiting* means ready to be received: neither leased nor expired, nor locked by an open transaction. A message whose
+lease expired is waiting again and is counted as *lease_expired* as well. Up to ``LIMIT`` rows of a table everything is
+counted, in one read from the low end of its primary key. Of a larger table ``exact`` is False, ``waiting`` is an
+estimate from the catalog, and leased, lease_expired and expired are lower bounds. So the cost does not depend on the
+size of the table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueCon
 from ..models.queue import holds
 from ..sending import early_acks
 from ..sql import backend_of, nonblocking, queue_sql
-from . import settle_early_acks
+from . import expiration
 from .amps_statistics import AmpsStatistics, amps_stats, live_subscriptions
 from .journal import inactive_messages
 from .live_workers import Live, live_on
@@ -40,12 +41,14 @@ UNKNOWN = "\u2013"
 #: What it means that no live process has this role.
 NO_PROCESS = {
     DISPATCHER: "no dispatcher is running; delayed messages are not delivered",
-    MAINTENANCE: "no maintenance is running; expired messages stay, messages of dead workers wait until their leases expire, "
+    MAINTENANCE: "no maintenance is running; expired messages stay, messages of dead workers wait until their leases "
+    "expire, "
     "and messages that wait for evaluation are not evaluated",
 }
 
 
-#: Further statistics of a database, as of the queues within a queue: (alias, reader) -> rows. Filled by apps in ``contrib``.
+#: Further statistics of a database, as of the queues within a queue: (alias, reader) -> rows. Filled by apps in
+#: ``contrib``.
 sources: list[Callable[[str, Reader], list[QueueStats]]] = []
 
 
@@ -116,8 +119,8 @@ class QueueStats:
 
 
 def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
-    """The statistics of these queues, or of all queues, by label. For all queues they are followed by the dispatchers and
-    the maintenance of each database, and by unknown queues that messages are left for (``note`` says so)."""
+    """The statistics of these queues, or of all queues, by label. For all queues they are followed by the dispatchers
+    and the maintenance of each database, and by unknown queues that messages are left for (``note`` says so)."""
     databases: dict[str, _Database] = {}
     found = []
     for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
@@ -135,8 +138,8 @@ def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
 
 
 def unroutable_in(alias: str) -> list[tuple[str, Unroutable]]:
-    """The unroutable messages of one database, with the name of their queue. Includes the poison messages of queues that
-    do not exist any more."""
+    """The unroutable messages of one database, with the name of their queue. Includes the poison messages of queues
+    that do not exist any more."""
     database = _Database(alias)
     found = []
     for queue in registry.queues:
@@ -241,8 +244,8 @@ class _Database:
         return found
 
     def of_unknown_queues(self) -> list[QueueStats]:
-        """Delayed and poison messages of queues that this project does not know, by queue name. A name with a live worker
-        belongs to another project and is left out."""
+        """Delayed and poison messages of queues that this project does not know, by queue name. A name with a live
+        worker belongs to another project and is left out."""
         waiting, _ = self.reader.read(self.unknown_delayed)
         poison, _ = self.reader.read(self.unknown_poison)
         found = []
@@ -288,7 +291,7 @@ class _Database:
         stats.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
         stats.exact = head.rows <= LIMIT
         if early_acks.defers(queue):
-            stats.deferred_ack_count, cause = self.reader.read(lambda: settle_early_acks.waiting(queue, self.alias))
+            stats.deferred_ack_count, cause = self.reader.read(lambda: expiration.waiting(queue, self.alias))
             if stats.deferred_ack_count is None:
                 stats.fail("deferred acks", cause)
         if holds(queue):
@@ -333,8 +336,8 @@ class _Database:
         stats.inactive, stats.inactive_exact = found
 
     def _count_delayed(self, queue: Any, stats: QueueStats, stores: list[str]) -> None:
-        """Count delayed messages: in the delayed table, in a custom store (which may fail or be unable to count), and in other
-        databases that keep messages for this queue."""
+        """Count delayed messages: in the delayed table, in a custom store (which may fail or be unable to count), and
+        in other databases that keep messages for this queue."""
         try:
             count, cause = self.reader.read(
                 lambda: delayed.waiting(self.alias, stats.queue, LIMIT + 1, in_passing=True)

@@ -1,7 +1,9 @@
-"""The subscriptions of consumers: written by the code that has them, shown with the copies that wait, removed by operators only.
+"""The subscriptions of consumers: written by the code that has them, shown with the copies that wait, removed by
+operators only.
 
-``migrate``, a worker at its start and ``registerconsumers`` write them. The row of a consumer that no code has any more stays, and
-copies are made for it and wait, so that a rolled-back deploy finds them. Statistics report a consumer without a live worker.
+``migrate``, a worker at its start and ``registerconsumers`` write them. The row of a consumer that no code has any more
+stays, and copies are made for it and wait, so that a rolled-back deploy finds them. Statistics report a consumer
+without a live worker.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ BATCH = 500
 
 
 def register(alias: str, queues: Iterable[Any] | None = None) -> int:
-    """Write the missing rows of the consumers in this process' code, for the queues of one database; returns how many. The time
-    ``seen_at`` of the others is updated."""
+    """Write the missing rows of the consumers in this process' code, for the queues of one database; returns how many.
+    The time ``seen_at`` of the others is updated."""
     new = 0
     for queue in queues if queues is not None else registry.queues:
         if queue.delivery.recipients and router.db_for_write(queue) == alias and _may_have_rows(alias):
@@ -65,8 +67,8 @@ def _register(queue: Any, alias: str) -> int:
 
 
 def subscribe(queue: Any, consumer: str, type_name: str = "", *, by: Any = None, using: str | None = None) -> bool:
-    """Subscribe a consumer that no code registers, such as a script that calls ``receive(recipient=...)``: from now on it gets a copy
-    of each message of a type. False: it was subscribed already. Raises InvalidOption."""
+    """Subscribe a consumer that no code registers, such as a script that calls ``receive(recipient=...)``: from now on
+    it gets a copy of each message of a type. False: it was subscribed already. Raises InvalidOption."""
     alias = alias_of(queue, using)
     _refuse_without_recipients(queue)
     if not consumer or len(consumer) > MAX_RECIPIENT or "\0" in consumer:
@@ -81,8 +83,8 @@ def subscribe(queue: Any, consumer: str, type_name: str = "", *, by: Any = None,
 
 
 class _SubscriptionLock:
-    """A transaction that excludes other writers of this queue's subscriptions: of the old and the new name of a consumer only one
-    may get a row, in any order of starts."""
+    """A transaction that excludes other writers of this queue's subscriptions: of the old and the new name of a
+    consumer only one may get a row, in any order of starts."""
 
     def __init__(self, queue: Any, alias: str) -> None:
         self._name, self._alias = f"queueapp:subscriptions:{queue._meta.label}", alias
@@ -102,7 +104,8 @@ class _SubscriptionLock:
 
 
 def _write(queue: Any, alias: str, consumer: str, type_name: str, aliases: tuple[str, ...]) -> int:
-    """Write a row or update its ``seen_at``; 1 if it is new. A row under an earlier or later name of the consumer counts."""
+    """Write a row or update its ``seen_at``; 1 if it is new. A row under an earlier or later name of the consumer
+    counts."""
     rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, type_name=type_name)
     same = [row for row in rows if row.consumer == consumer]
     same += [row for row in rows if row.consumer in aliases or consumer in _names(row.aliases)]
@@ -132,7 +135,8 @@ def _names(text: str) -> list[str]:
 @dataclass
 class ConsumerStats:
     """One subscribed consumer. ``active``: whether a live worker has it; None: a worker does not report its consumers.
-    ``waiting``: copies ready to be received, counted up to a limit for each priority; ``exact``: whether that is all."""
+    ``waiting``: copies ready to be received, counted up to a limit for each priority; ``exact``: whether that is
+    all."""
 
     queue: str
     consumer: str
@@ -189,8 +193,8 @@ def _count(queue: Any, connection: Any, one: ConsumerStats, limit: int) -> None:
 
 
 def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None = None) -> int:
-    """Delete the rows of a consumer: processes whose code does not have it make no more copies for it. Waiting copies stay. Returns
-    how many rows were deleted. A process whose code has the consumer writes them again when it starts."""
+    """Delete the rows of a consumer: processes whose code does not have it make no more copies for it. Waiting copies
+    stay. Returns how many rows were deleted. A process whose code has the consumer writes them again when it starts."""
     alias = alias_of(queue, using)
     with _SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, consumer=consumer)
@@ -210,8 +214,8 @@ def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None
 
 
 def move_copies(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | None = None) -> int:
-    """Address the copies that wait for a consumer, delayed ones included, to another one; returns how many. They start anew, behind
-    its waiting copies. Raises InvalidMessage for an unknown name."""
+    """Address the copies that wait for a consumer, delayed ones included, to another one; returns how many. They start
+    anew, behind its waiting copies. Raises InvalidMessage for an unknown name."""
     alias = alias_of(queue, using)
     require_consumer(queue, alias, consumer, to)
     moved = _each_batch(queue, alias, consumer, (to,))
@@ -223,8 +227,8 @@ def move_copies(queue: Any, consumer: str, to: str, *, by: Any = None, using: st
 
 
 def rename(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | None = None) -> int:
-    """Rename the rows of a consumer and move its waiting copies, for the deploy that drops the old name of a renamed consumer.
-    Returns how many copies were moved."""
+    """Rename the rows of a consumer and move its waiting copies, for the deploy that drops the old name of a renamed
+    consumer. Returns how many copies were moved."""
     alias = alias_of(queue, using)
     label = queue._meta.label
     with _SubscriptionLock(queue, alias):
@@ -262,7 +266,8 @@ def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
     if to == consumer or to not in known:
         others = ", ".join(map(_shown, sorted(known - {consumer}))) or "none"
         raise InvalidMessage(
-            f"Copies for '{_shown(consumer)}' of {queue._meta.label} cannot be moved to '{_shown(to)}': it must be another consumer of "
+            f"Copies for '{_shown(consumer)}' of {queue._meta.label} cannot be moved to '{_shown(to)}': it must be "
+            "another consumer of "
             "the queue. "
             f"Known: {others}."
         )

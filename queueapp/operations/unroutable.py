@@ -1,5 +1,5 @@
-"""Messages that no worker will receive: of a type that no live worker handles, for a recipient that none of them has, or of a
-priority that their queue has no level for. Reported by name, count and age.
+"""Messages that no worker will receive: of a type that no live worker handles, for a recipient that none of them has,
+or of a priority that their queue has no level for. Reported by name, count and age.
 
 Workers report the unknown types that they met (``live_workers``); the claim index has the recipients, at one seek each.
 Counts are those of the first rows of the table, or of the level, as in all statistics.
@@ -22,8 +22,8 @@ MAX_LEVELS = 200
 
 @dataclass
 class Unroutable:
-    """Unroutable messages of one kind. ``what``: type, recipient, priority or poison. ``count`` None: a worker met some, but
-    none is among the rows that were read."""
+    """Unroutable messages of one kind. ``what``: type, recipient, priority or poison. ``count`` None: a worker met
+    some, but none is among the rows that were read."""
 
     what: str
     name: str
@@ -44,8 +44,8 @@ class Unroutable:
 
 
 def find_unroutable(queue: Any, connection: Any, live: Live, limit: int) -> list[Unroutable]:
-    """The unroutable messages of a queue; reads about ``limit`` rows. Of a queue without live workers only those that no
-    worker could receive: the others just wait. Call it in a transaction, and only if ``can_have_unroutable``."""
+    """The unroutable messages of a queue; reads about ``limit`` rows. Of a queue without live workers only those that
+    no worker could receive: the others just wait. Call it in a transaction, and only if ``can_have_unroutable``."""
     sql = queue_sql(queue, connection)
     by = sql.table.claim_by
     known = live.recipients if live.count else None

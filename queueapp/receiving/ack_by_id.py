@@ -14,7 +14,7 @@ from typing import Any
 from django.db import Error, transaction
 
 from ..errors import InvalidOption
-from ..models.deferred_ack import DeferredAck
+from ..models.message_key import DeferredAck
 from ..sending import early_acks
 from ..sql import ErrorKind, backend_of
 from .ack_by_seq import AckBySeq

@@ -43,7 +43,8 @@ class AckBySeq:
         self.holder = LeaseHolder(queue.delivery.leasing.value, client)
         if queue.delivery.semantics is not Semantics.AT_LEAST_ONCE:
             raise QueueError(
-                f"{self.label} is {queue.delivery.semantics.value}: nothing of it is leased, so only its receiver can end it."
+                f"{self.label} is {queue.delivery.semantics.value}: nothing of it is leased, so only its receiver can "
+                "end it."
             )
         if client is not None and not isinstance(client, uuid.UUID):
             raise InvalidOption("client", client, "a uuid.UUID: the token or the owner of a lease")

@@ -4,8 +4,8 @@ The invariant: every row below a mark is either
 
 * claimed: leased, deleted by a transaction that is still open, or a dead row that a snapshot retains; or
 * not for this process: of a type without a consumer here; or
-* pending: it became available below the mark (a retry, a release, a late commit, an expired lease, a rollback in another
-  process). The process that returns a row lowers its marks to it; all other pending rows are found by the rescan.
+* pending: it became available below the mark (a retry, a release, a late commit, an expired lease, a rollback in
+another process). The process that returns a row lowers its marks to it; all other pending rows are found by the rescan.
 
 A mark is a hint of one process: losing it costs time and no message. It exists because deleted rows at the head of a
 table stay there while any old snapshot is open, and a claim that begins at the head reads all of them (3,300 messages a
@@ -13,8 +13,9 @@ second and falling; 66,000 and constant from a mark).
 
 The structures:
 
-* ``LowWaterMarks``: one mark for each level (recipient, priority) of a queue. ``advance`` after a claim, ``retreat`` when a row
-  comes back, ``ahead`` and ``behind`` are the ranges of the next claim. Processes of one supervisor ``share`` the marks.
+* ``LowWaterMarks``: one mark for each level (recipient, priority) of a queue. ``advance`` after a claim, ``retreat``
+when a row comes back, ``ahead`` and ``behind`` are the ranges of the next claim. Processes of one supervisor ``share``
+the marks.
 * ``ScanWindow``: the rescan, which reads from zero to the mark in windows that are sized by the time they take.
 * The *near window*: after rows came back, the stretch just below the mark is read before the rescan continues.
 """

@@ -3,14 +3,16 @@
 Messages have one total order, by priority and then by seq; the *order key* is a message's number in it (128 bits). The
 invariant: every row whose order key is below the mark is either
 
-* claimed, or not for this process, when the mark passed it (under an old snapshot: dead rows that no claim should read again); or
+* claimed, or not for this process, when the mark passed it (under an old snapshot: dead rows that no claim should read
+again); or
 * *pending*: its order key is in ``_pending``, and the next claims take it by that key; or
 * not yet known to this process. It is found in one of three ways and becomes pending:
 
-  * it is newer: its seq is above the highest one that was read, and these seqs are read by the primary key before each claim, so
-    that the most urgent new message is the next one and costs one seek;
+  * it is newer: its seq is above the highest one that was read, and these seqs are read by the primary key before each
+claim, so that the most urgent new message is the next one and costs one seek;
   * it came back in this process, which remembers the order keys of its claims;
-  * it was committed late, or came back in another process: each rescan reads the last seqs again, and the next window of all.
+  * it was committed late, or came back in another process: each rescan reads the last seqs again, and the next window
+of all.
 
 A mark is a hint of one process. If many messages become pending, the mark retreats to the first of them.
 """

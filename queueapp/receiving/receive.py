@@ -11,7 +11,7 @@ without being returned expires when it is claimed, and is not handed out.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from time import monotonic
@@ -21,6 +21,7 @@ from typing import Any, overload
 from django.db import connections, transaction
 
 from .. import messages, overrides
+from ..consuming.shielded import run_shielded
 from ..errors import InvalidOption, QueueError
 from ..flow.fairness import Capacity
 from ..flow.limited_claims import LimitedClaims, Subscription
@@ -110,7 +111,8 @@ class Receive(Sequence[Message]):
             raise InvalidOption(
                 "lease_period",
                 None,
-                f"a timedelta: the leases of {self.queue._meta.label} do not expire, so a message of a process that dies would stay leased",
+                f"a timedelta: the leases of {self.queue._meta.label} do not expire, so a message of a process that "
+                "dies would stay leased",
             )
         return FOREVER_MS
 
@@ -138,7 +140,8 @@ class Receive(Sequence[Message]):
         if not self._entered:
             label = self.queue.__name__
             raise QueueError(
-                f"Nothing was received yet: write `with {label}.receive(...) as batch:` and iterate over the batch in it."
+                f"Nothing was received yet: write `with {label}.receive(...) as batch:` and iterate over the batch in "
+                "it."
             )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -262,3 +265,56 @@ def _checked_client(client: Any) -> uuid.UUID:
     if not isinstance(client, uuid.UUID):
         raise InvalidOption("client", client, "a uuid.UUID")
     return client
+
+
+class AsyncReceive:
+    """``async with Queue.areceive(10) as batch: async for message in batch: await message.ack()``.
+
+    Every call runs on the thread of Django's async ORM, so in the same connection and transaction.
+    """
+
+    def __init__(self, queue: Any, max_backlog: int = 1, **options: Any) -> None:
+        self._receive = Receive(queue, max_backlog, **options)
+
+    async def __aenter__(self) -> AsyncReceive:
+        await run_shielded(self._receive.__enter__, undo=self._receive.__exit__)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await run_shielded(self._receive.__exit__, *exc, droppable=False)
+
+    def __len__(self) -> int:
+        return len(self._receive)
+
+    def __getitem__(self, index: int) -> AsyncMessage:
+        return AsyncMessage(self._receive[index])
+
+    async def __aiter__(self) -> AsyncIterator[AsyncMessage]:
+        for message in self._receive:
+            yield AsyncMessage(message)
+
+
+class AsyncMessage:
+    """A message whose terminal methods are coroutines; everything else is as in ``Message``."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    async def ack(self) -> None:
+        """See ``Message.ack``."""
+        await run_shielded(self._message.ack)
+
+    async def cancel(self) -> None:
+        """See ``Message.cancel``."""
+        await run_shielded(self._message.cancel)
+
+    async def expire(self, reason: str = "dropped by its receiver") -> None:
+        """See ``Message.expire``."""
+        await run_shielded(self._message.expire, reason)
+
+    async def extend(self, period: timedelta | None = None) -> None:
+        """See ``Message.extend``."""
+        await run_shielded(self._message.extend, period)

@@ -137,7 +137,8 @@ def _request(
     alias, of_replies = alias_of(queue, using), alias_of(reply_queue)
     if connections[of_replies].in_atomic_block or (connections[alias].in_atomic_block and not options.get("isolated")):
         raise QueueError(
-            f"An answer from {queue._meta.label} cannot be waited for in a transaction: the request is invisible before the "
+            f"An answer from {queue._meta.label} cannot be waited for in a transaction: the request is invisible "
+            "before the "
             "commit. Call request() outside of atomic()."
         )
     identity = options.pop("message_id", None) or messages.new_id()

@@ -30,5 +30,6 @@ def refuse_encryption_subject(queue: Any, headers: Mapping[str, str] | None) -> 
     """Raise InvalidMessage for a message with an encryption subject on a queue that does not encrypt."""
     if headers and isinstance(headers, Mapping) and ENCRYPT_FOR in headers and not queue.delivery.encrypts:
         raise InvalidMessage(
-            f"Header {ENCRYPT_FOR!r} is not accepted by {queue._meta.label}: nothing is encrypted there (Delivery.encoding)."
+            f"Header {ENCRYPT_FOR!r} is not accepted by {queue._meta.label}: nothing is encrypted there "
+            "(Delivery.encoding)."
         )

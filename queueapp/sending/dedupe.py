@@ -47,7 +47,8 @@ def refuse_without(queue: Any, given: Key) -> None:
     """Raise InvalidMessage for a key on a queue without keys."""
     if given is not None and queue.delivery.dedupe_key is None:
         raise InvalidMessage(
-            f"dedupe_key = {given!r} is not accepted by {queue._meta.label}: its messages have no keys (Delivery.dedupe_key)."
+            f"dedupe_key = {given!r} is not accepted by {queue._meta.label}: its messages have no keys "
+            "(Delivery.dedupe_key)."
         )
 
 
@@ -150,7 +151,8 @@ def _computed_key(queue: Any, row: Stored, alias: str) -> str | None:
         return key_of(queue, body, None)
     except Exception as error:  # the project's callable
         raise InvalidMessage(
-            f"{queue._meta.label}.Delivery.dedupe_key raises {type(error).__name__} for the stored message {row.id}: {error}"
+            f"{queue._meta.label}.Delivery.dedupe_key raises {type(error).__name__} for the stored message {row.id}: "
+            f"{error}"
         ) from error
 
 

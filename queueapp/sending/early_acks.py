@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..models.deferred_ack import DeferredAck
+from ..models.message_key import DeferredAck
 from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Run
 from .body_encoding import encode_runs

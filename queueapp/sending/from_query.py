@@ -74,7 +74,8 @@ def send_from(
         if found is None:
             raise
         raise InvalidMessage(
-            f"A row cannot be a message body: it holds {found[1].lower().replace('inity', '')}, and JSON has no such number."
+            f"A row cannot be a message body: it holds {found[1].lower().replace('inity', '')}, and JSON has no such "
+            "number."
         ) from error
     if count:
         notifier.sent(queue, connection)
@@ -99,7 +100,8 @@ def _source(queue: Any, rows: Any, params: Sequence[Any] | None, connection: Any
     chosen: Any = rows
     if chosen._db is not None and chosen._db != connection.alias:
         raise InvalidMessage(
-            f"send_from takes rows of {connection.alias!r}, where the queue is, and these are of {chosen._db!r}: use send_many."
+            f"send_from takes rows of {connection.alias!r}, where the queue is, and these are of {chosen._db!r}: use "
+            "send_many."
         )
     chosen = chosen if chosen._fields is not None else chosen.values()
     sql, given = chosen.query.get_compiler(connection=connection).as_sql()

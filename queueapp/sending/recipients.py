@@ -66,7 +66,8 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
     if known_consumers.complete and known and recipient not in known:
         some = sorted(known)[:20]
         raise InvalidMessage(
-            f"recipient = {recipient!r} is not accepted by {label}: no consumer of this process or of a live worker has that "
+            f"recipient = {recipient!r} is not accepted by {label}: no consumer of this process or of a live worker "
+            "has that "
             f"name. Known: {', '.join(some)}{', …' if len(known) > len(some) else ''}. To send all the same: "
             "unknown_recipient=True."
         )

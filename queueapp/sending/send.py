@@ -195,7 +195,8 @@ def insert_once(
     DuplicateMessage."""
     if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
         raise InvalidMessage(
-            f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of {connection.alias!r} "
+            f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of "
+            f"{connection.alias!r} "
             "(QUEUEAPP.DELAYED_STORE) cannot be looked up."
         )
     # No savepoint: it costs two round trips, and a refusal has changed nothing.
@@ -238,12 +239,14 @@ def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Ou
     if kept_in not in queue.delivery.delayed_in:
         raise InvalidMessage(
             f"delayed_in = {kept_in!r} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
-            f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so no dispatcher would forward it."
+            f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so no dispatcher would "
+            "forward it."
         )
     if queue.delivery.encoding:
         if messages.ENCRYPT_FOR in message.headers and messages.ENCRYPT_FOR in messages.decode_headers(message.headers):
             raise InvalidMessage(
-                f"Header {messages.ENCRYPT_FOR!r} is not accepted with delayed_in: the keys of subjects are in {alias!r}."
+                f"Header {messages.ENCRYPT_FOR!r} is not accepted with delayed_in: the keys of subjects are in "
+                f"{alias!r}."
             )
         message = encode_body(queue, message, alias)
     with isolated_connection(kept_in) if isolated else nullcontext(connections[kept_in]) as connection:

@@ -59,7 +59,8 @@ def build_outgoing(
         )
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority < delivery.priorities:
         raise InvalidMessage(
-            f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to {delivery.priorities - 1}"
+            f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to "
+            f"{delivery.priorities - 1}"
             f" (Delivery.priorities = {delivery.priorities})."
         )
     for name, value, longest in (

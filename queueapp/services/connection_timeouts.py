@@ -192,7 +192,8 @@ def without_deadline(what: str, call: Callable[[], _T], *, outcome_final: bool) 
 
 
 def bounded_lock_wait(longest: timedelta) -> timedelta:
-    """How long a statement may wait for a lock, at most ``longest``, without being taken for one that gets no answer."""
+    """How long a statement may wait for a lock, at most ``longest``, without being taken for one that gets no
+    answer."""
     limit = settings.DATABASE_TIMEOUT
     return longest if limit is None else min(longest, limit / 2)
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 from django.db import Error, connections
 
 from .. import callbacks, delayed, notifier
+from ..alerts import conditions, store
 from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
 from ..consuming.registry import registered
@@ -27,13 +29,20 @@ from ..failures import poison_archive, requeue_poison
 from ..failures.poison_store import PASSING
 from ..flow import claim_record_cache
 from ..messages.escaping import in_one_line
-from ..operations import settle_early_acks, statistics
+from ..operations import expiration, statistics
 from ..operations.expiration import delete_expired
 from ..receiving import barriers
 from ..sending import early_acks
 from ..sql import ErrorKind, backend_of, queue_sql
 from . import maintenance_hooks
-from .connection_timeouts import ResponseDeadline, restart_deadline, without_deadline
+from .connection_timeouts import (
+    ResponseDeadline,
+    deadline_per_statement,
+    pause_deadline,
+    restart_deadline,
+    resume_deadline,
+    without_deadline,
+)
 from .leader_election import Elector
 from .orphaned_leases import Unreleasable, release_orphaned_leases
 from .service import Service
@@ -171,7 +180,7 @@ class Maintenance(Service):
         for queue in queues:
             self._attempt(self._settle_early_acks, queue)
         if queues:
-            self._attempt(settle_early_acks.forget_old, self.alias)
+            self._attempt(expiration.forget_old, self.alias)
 
     def _clamp_priorities(self, queue: Any) -> None:
         moved = self._moved.setdefault(queue, Counter())
@@ -186,7 +195,7 @@ class Maintenance(Service):
 
     def _settle_early_acks(self, queue: Any) -> None:
         start = self._early_acks.get(queue, 0)
-        removed, self._early_acks[queue] = settle_early_acks.settle(queue, self.alias, start)
+        removed, self._early_acks[queue] = expiration.settle(queue, self.alias, start)
         if removed:
             label = queue._meta.label
             log.info("%s: removed %s that arrived after their acks.", label, _messages(removed), extra={"queue": label})
@@ -242,7 +251,8 @@ class Maintenance(Service):
         for destination in filter(self._may_report, self.undeliverable):
             count = self.undeliverable[destination]
             log.warning(
-                "%d delayed message%s in %r for %r %s overdue, and no queue of this project has that name. Another project's "
+                "%d delayed message%s in %r for %r %s overdue, and no queue of this project has that name. Another "
+                "project's "
                 "dispatcher may deliver them; if the queue was removed, movedelayed sends them to another one.",
                 count, "s" if count != 1 else "", self.alias, destination, "are" if count != 1 else "is",
                 extra={"database": self.alias, "destination": destination, "count": count},
@@ -320,8 +330,13 @@ def drop_old_poison(alias: str, service: Maintenance | None = None) -> int:
         lambda: poison_archive.drop_old(settings.POISON_RETENTION, using=alias), requeue_poison.BATCH, service
     )
     if total:
-        log.info("Deleted %d archived or edited poison %s in %r: the retention is over.",
-                 total, "message" if total == 1 else "messages", alias, extra={"database": alias, "count": total})  # fmt: skip
+        log.info(
+            "Deleted %d archived or edited poison %s in %r: the retention is over.",
+            total,
+            "message" if total == 1 else "messages",
+            alias,
+            extra={"database": alias, "count": total},
+        )
     return total
 
 
@@ -340,3 +355,45 @@ def _in_batches(step: Callable[[], int], batch: int, service: Maintenance | None
         if count < batch:
             break
     return total
+
+
+#: Interval between two evaluations where ``QUEUEAPP["ALERTS"]`` does not set ``every``.
+DEFAULT_INTERVAL = timedelta(seconds=30)
+
+
+class AlertEvaluator(Service):
+    """The alerts of one database."""
+
+    def __init__(self, alias: str, queues: Sequence[Any], maintenance: Maintenance) -> None:
+        super().__init__(f"alerts-{alias}")
+        self.alias = alias
+        self._queues = queues
+        self._maintenance = maintenance
+        self.breaker = CircuitBreaker(f"Alerts in {alias}", kind="alerts", subject=alias)
+
+    def serve(self) -> None:
+        callbacks.guard(without_deadline)
+        while not self.stopping:
+            wait = settings.ALERTS.get("every", DEFAULT_INTERVAL).total_seconds()
+            try:
+                if self._maintenance.is_leader:
+                    self.evaluate()
+                self.breaker.success()
+            except Error as error:
+                connections[self.alias].close()
+                wait = max(wait, self.breaker.failure(error))
+            except Exception:
+                # A project's setting or signal receiver failed; that must not end the process.
+                log.exception("Alerts in %r could not be evaluated.", self.alias)
+            self.pause(wait)
+
+    def evaluate(self) -> None:
+        """Evaluate the conditions once and send what is due."""
+        with deadline_per_statement(connections[self.alias]):
+            labels = {queue._meta.label for queue in self._queues}
+            store.reconcile(self.alias, conditions.evaluate(self.alias, self._queues), labels)
+            paused = pause_deadline()  # mail servers and webhooks are not the database
+            try:
+                store.send_notifications(self.alias, labels)
+            finally:
+                resume_deadline(paused)

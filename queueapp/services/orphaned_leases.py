@@ -47,7 +47,8 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
         if row.queue in NO_QUEUES:
             # A service holds no leases.
             if _if_dead(alias, row).delete()[0]:
-                log.warning("%s of %s (pid %s) stopped without deregistering (no heartbeat for %.0f s).", row.queue, row.host,
+                log.warning("%s of %s (pid %s) stopped without deregistering (no heartbeat for %.0f "
+                            "s).", row.queue, row.host,
                             row.process, settings.DEAD_AFTER.total_seconds(), extra=facts)  # fmt: skip
             continue
         if not _is_dead(alias, row):
@@ -79,7 +80,8 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
         _if_dead(alias, row).delete()
         limit_note = f", {spent} of them of messages that have reached a limit of their queue" if spent else ""
         log.warning(
-            "%s: the worker %s (pid %s) stopped without deregistering (no heartbeat for %.0f s)%s; released %d lease%s%s.",
+            "%s: the worker %s (pid %s) stopped without deregistering (no heartbeat for %.0f s)%s; released %d "
+            "lease%s%s.",
             row.queue, row.host, row.process, settings.DEAD_AFTER.total_seconds(),
             " and has come back since" if is_back else "", count, "s" if count != 1 else "", limit_note,
             extra=facts | {"count": count},

@@ -129,7 +129,8 @@ class Service:
     def _live(self, ended: threading.Event) -> None:
         with self._lock:  # until ``start`` has stored the state
             if self._state is None or self._state.ended is not ended:
-                return  # an exception ended ``start`` before it stored the state: no thread would ever wait for this one
+                # An exception ended ``start`` before it stored the state: no thread would ever wait for this one.
+                return
         try:
             self._run()
         finally:

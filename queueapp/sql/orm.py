@@ -94,7 +94,8 @@ class _BodyText(Func):
         # escape.
         opening = 'CONVERT(varbinary(max), \'<?xml version="1.0" encoding="UTF-8"?><![CDATA[\')'
         bytes_as_text = f"REPLACE(CONVERT(varchar(max), {body}), ']]>', ']]\\u003E')"
-        # U+FFFE and U+FFFF are valid in JSON and not in XML. Without COLLATE, which would convert the bytes to its code page.
+        # U+FFFE and U+FFFF are valid in JSON and not in XML. Without COLLATE, which would convert the bytes to its code
+        # page.
         for code, last in (("FFFE", "BE"), ("FFFF", "BF")):
             raw = f"CONVERT(varchar(3), 0xEFBF{last})"
             bytes_as_text = f"REPLACE({bytes_as_text}, {raw}, '\\u{code}')"

@@ -180,7 +180,8 @@ class StoreTable:
         return cls(model._meta.db_table, model._meta.pk.column, columns[order], columns, first)
 
     def retried(self, alias: str) -> str | None:
-        """The condition of a row that was in its queue before: its age continues. None: every row's age restarts (a requeue)."""
+        """The condition of a row that was in its queue before: its age continues. None: every row's age restarts (a
+        requeue)."""
         if "due" not in self.columns:
             return None
         counts = (f"{alias}.{self.columns[name]}" for name in ("deliveries", "cancels", "failures"))

@@ -1,9 +1,9 @@
 """Spans and metrics of sends, claims, handlers and endings.
 
-A message carries the context of its send in its headers, under the names of the propagator that the project has set; W3C's
-``traceparent`` and ``tracestate`` if it has set none, which are NServiceBus' names as well. They stay with the message: in
-the delayed store, through retries, in poison and out of it. So each attempt is a child of the send. A claim takes messages
-of many traces, so its span belongs to none and has links to them.
+A message carries the context of its send in its headers, under the names of the propagator that the project has set;
+W3C's ``traceparent`` and ``tracestate`` if it has set none, which are NServiceBus' names as well. They stay with the
+message: in the delayed store, through retries, in poison and out of it. So each attempt is a child of the send. A claim
+takes messages of many traces, so its span belongs to none and has links to them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class OpenTelemetry:
 
     @contextmanager
     def _within(self, span: Any, parent: Any, attributes: dict[str, Any], figures: dict[str, Any]) -> Iterator[None]:
-        """A handler's work with its span as the current one, which ends with what became of it; how long it took is recorded."""
+        """A handler's work with its span as the current one, which ends with what became of it; how long it took is
+        recorded."""
         token = attach(trace.set_span_in_context(span, parent))
         failed: BaseException | None = None
         started = perf_counter()
@@ -210,7 +211,8 @@ class OpenTelemetry:
             self._operation.record(perf_counter() - started, attributes)
 
     def _told(self, verb: str) -> Callable[..., None]:
-        """A receiver that records failed attempts. The handler's error is in its span; this covers failures without a handler too."""
+        """A receiver that records failed attempts. The handler's error is in its span; this covers failures without a
+        handler too."""
 
         def record(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
             label = sender._meta.label if sender is not None else "(no such queue)"

@@ -44,8 +44,8 @@ tracer: Tracer | None = None
 
 @contextmanager
 def handling(message: Any, consumer: str = "") -> Iterator[None]:
-    """Around what is done with a message of ``Queue.receive()``: a span that continues the trace of its sender, with what is
-    sent in it. A worker does that automatically. Without ``QUEUEAPP["OPENTELEMETRY"]`` it does nothing.
+    """Around what is done with a message of ``Queue.receive()``: a span that continues the trace of its sender, with
+    what is sent in it. A worker does that automatically. Without ``QUEUEAPP["OPENTELEMETRY"]`` it does nothing.
 
     >>> with Orders.receive() as batch:
     ...     for message in batch:

@@ -1,5 +1,6 @@
-"""What users test with: ``Kit``, ``QueueTestMixin`` (and ``queueapp.testing.plugin`` for pytest); ``delayed_store`` for who writes
-a store. Nothing of it is imported by the app itself, and none of it before it is used: pytest loads its plugins first."""
+"""What users test with: ``Kit``, ``QueueTestMixin`` (and ``queueapp.testing.plugin`` for pytest); ``delayed_store`` for
+who writes a store. Nothing of it is imported by the app itself, and none of it before it is used: pytest loads its
+plugins first."""
 
 from __future__ import annotations
 
@@ -8,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..inline import Outcome
-    from .cases import QueueTestMixin
-    from .kit import Kit
+    from .kit import Kit, QueueTestMixin
     from .sends import Sent
 
 __all__ = ["Kit", "Outcome", "QueueTestMixin", "Sent"]
 
-_PUBLIC = {"Kit": ".kit", "Outcome": "..inline", "QueueTestMixin": ".cases", "Sent": ".sends"}
+_PUBLIC = {"Kit": ".kit", "Outcome": "..inline", "QueueTestMixin": ".kit", "Sent": ".sends"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The conformance suite of delayed stores: what every store must do, as tests to run against one's own.
 
-A class to inherit from; it needs neither pytest nor unittest and works with both. Each test makes instances of the store of
-its own, as two processes would, on a database that it may write to, with real commits:
+A class to inherit from; it needs neither pytest nor unittest and works with both. Each test makes instances of the
+store of its own, as two processes would, on a database that it may write to, with real commits:
 
 >>> class TestMyStore(DelayedStoreConformance, TransactionTestCase):
 ...     semantics = (Semantics.AT_LEAST_ONCE, Semantics.AT_MOST_ONCE)
@@ -43,12 +43,13 @@ class DelayedStoreConformance:
     semantics: tuple[Semantics, ...] = tuple(Semantics)
 
     def make_store(self) -> DelayedStore:
-        """A new instance for ``self.alias``, not yet initialized. All instances of one test see the same messages, and none
-        of another test's; ``self.endpoint`` is another one in each test."""
+        """A new instance for ``self.alias``, not yet initialized. All instances of one test see the same messages, and
+        none of another test's; ``self.endpoint`` is another one in each test."""
         raise NotImplementedError
 
     def let_locks_expire(self) -> None:
-        """For a store whose locks end by time: bring about the end of those whose process is gone, by waiting if need be."""
+        """For a store whose locks end by time: bring about the end of those whose process is gone, by waiting if need
+        be."""
 
     # -- what tests are made of ----------------------------------------------------------------------------------
 
@@ -174,10 +175,19 @@ class DelayedStoreConformance:
     def test_a_message_comes_back_whole(self) -> None:
         now = timezone.now()
         stored = self.message(
-            headers='{"type":"Grüße","k":"\\u0000"}', body=bytes(range(256)) * 4096, expires=now + _HOUR, recipient="ship",
-            priority=3, correlation_id="c", reply_to_address="r", is_barrier=True, enqueued_at=now - _HOUR, deliveries=2,
-            cancels=1, failures=json.dumps([{"attempt": 2}]),
-        )  # fmt: skip
+            headers='{"type":"Grüße","k":"\\u0000"}',
+            body=bytes(range(256)) * 4096,
+            expires=now + _HOUR,
+            recipient="ship",
+            priority=3,
+            correlation_id="c",
+            reply_to_address="r",
+            is_barrier=True,
+            enqueued_at=now - _HOUR,
+            deliveries=2,
+            cancels=1,
+            failures=json.dumps([{"attempt": 2}]),
+        )
         self.store.store(replace(stored))
         fetched = self.fetch_one()
         for one in fields(stored):

@@ -1,29 +1,32 @@
 """``Kit``: run consumers in a test, see what they did and what was sent, and let time pass.
 
 It handles messages in the test's own thread, on the test's connection and within its transaction, by the receivers of
-the workers: attempts, policies, time limits, delayed retries and poison are as they will be. It starts only a thread that
-watches time limits while a message is handled.
+the workers: attempts, policies, time limits, delayed retries and poison are as they will be. It starts only a thread
+that watches time limits while a message is handled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import connections, models
+from django.db.models import F
 
 from .. import delayed, inline
 from ..consuming.registration import unwrap
 from ..consuming.registry import registered
 from ..inline import Outcome
-from ..models import DelayedMessage, PoisonMessage
+from ..models import DeferredAck, DelayedMessage, ForwardedMessage, PoisonMessage, Subscriber
+from ..registry import queues
 from ..sending.isolation import close_isolated
 from ..sending.validation import alias_of
+from ..sql.claims import LAST_END
 from ..topics.backfill import QueueFeeder, is_over_journal
-from .clock import let_pass
 from .sends import Sent, taken, waiting
 
 #: Messages that one ``drain`` handles at most.
@@ -48,8 +51,8 @@ class Kit:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def process_next(self, queue: Any, *, using: str | None = None) -> Outcome | None:
-        """Handle the next message of a queue; None: there is none that a consumer of this process takes now. What a handler
-        raises is judged as in a worker, and is in the outcome's ``error``."""
+        """Handle the next message of a queue; None: there is none that a consumer of this process takes now. What a
+        handler raises is judged as in a worker, and is in the outcome's ``error``."""
         alias = alias_of(queue, using)
         _fill(queue, alias)
         return inline.handle_next(queue, alias)
@@ -59,9 +62,9 @@ class Kit:
         return await sync_to_async(self.process_next, thread_sensitive=True)(queue, using=using)
 
     def drain(self, *queues: Any, limit: int = MAX_MESSAGES) -> list[Outcome]:
-        """Handle messages of these queues (default: of all that have consumers), and what their handlers send to them, until
-        there are none; returns what became of each. What is delayed stays: see ``advance``. Raises AssertionError after
-        ``limit`` messages: a handler may be sending to itself for ever."""
+        """Handle messages of these queues (default: of all that have consumers), and what their handlers send to them,
+        until there are none; returns what became of each. What is delayed stays: see ``advance``. Raises AssertionError
+        after ``limit`` messages: a handler may be sending to itself for ever."""
         __tracebackhide__ = True
         before = len(self.outcomes)
         wanted = list(queues) or [queue for queue in registered.queues() if queue._meta.managed]
@@ -82,8 +85,8 @@ class Kit:
         return await sync_to_async(self.drain, thread_sensitive=True)(*queues, limit=limit)
 
     def advance(self, period: timedelta) -> None:
-        """Let a period pass: delayed messages become due and are in their queues, leases expire, messages expire. Nothing is
-        handled. It is everything stored that grows older; ``timezone.now()`` stays as it is."""
+        """Let a period pass: delayed messages become due and are in their queues, leases expire, messages expire.
+        Nothing is handled. It is everything stored that grows older; ``timezone.now()`` stays as it is."""
         aliases = self._aliases()
         let_pass(period, aliases)
         for alias in aliases:
@@ -102,8 +105,8 @@ class Kit:
     # -- what was sent ---------------------------------------------------------------------------------------------
 
     def sent(self, *queues: Any) -> list[Sent]:
-        """What was sent to these queues (default: to any) and is there, delayed, or was handled in this test. What was rolled
-        back was not sent."""
+        """What was sent to these queues (default: to any) and is there, delayed, or was handled in this test. What was
+        rolled back was not sent."""
         found = {
             (one.message_id, one.recipient): taken(one) for one in self.outcomes if not queues or one.queue in queues
         }
@@ -121,8 +124,8 @@ class Kit:
     # -- assertions ------------------------------------------------------------------------------------------------
 
     def assert_sent(self, queue: Any, expected: Any = ..., *, times: int | None = None) -> Sent:
-        """Assert that a message was sent to the queue; returns the first. ``expected``: its body, the class of a typed body, or a function
-        of the ``Sent``; ``times``: so many were, and no more."""
+        """Assert that a message was sent to the queue; returns the first. ``expected``: its body, the class of a typed
+        body, or a function of the ``Sent``; ``times``: so many were, and no more."""
         __tracebackhide__ = True
         there = self.sent(queue)
         found = [one for one in there if expected is ... or one.is_like(expected)]
@@ -140,7 +143,8 @@ class Kit:
             raise AssertionError(f"Expected no such message to be sent to {queue._meta.label}. Sent: {_listed(found)}")
 
     def assert_handled(self, by: Any, *, times: int | None = None) -> list[Outcome]:
-        """Assert that messages were handled: ``by`` a consumer (the function, the class, or its name), or of a queue."""
+        """Assert that messages were handled: ``by`` a consumer (the function, the class, or its name), or of a
+        queue."""
         __tracebackhide__ = True
         return self._assert(by, "handled", lambda one: one.handled, times)
 
@@ -183,7 +187,8 @@ class Kit:
 
 
 def _fill(queue: Any, alias: str) -> None:
-    """Fill the queue from the journal, if it takes messages from there. Publications of an open transaction are not readable yet."""
+    """Fill the queue from the journal, if it takes messages from there. Publications of an open transaction are not
+    readable yet."""
     if is_over_journal(queue) and not connections[alias].in_atomic_block:
         filler = QueueFeeder(queue, alias)
         filler.attach()
@@ -218,3 +223,56 @@ def _shown(one: Outcome) -> str:
 
 def _listed(there: list[Sent]) -> str:
     return "\n  ".join(["", *map(str, there)]) if there else "nothing."
+
+
+class QueueTestMixin:
+    """``self.queues`` is a ``Kit``. For ``TestCase`` and ``TransactionTestCase``, before them among the bases.
+
+    >>> class OrderTests(QueueTestMixin, TestCase):
+    ...     def test_an_order_is_shipped(self):
+    ...         place_order()
+    ...         self.queues.drain()
+    """
+
+    def setUp(self) -> None:
+        # Before the test's own: what its setUp sends in eager mode is seen as well.
+        kit = self.queues
+        test: Any = self
+        test.addCleanup(kit.close)
+        super().setUp()  # type: ignore[misc]
+
+    @cached_property
+    def queues(self) -> Kit:
+        """What this test does with queues."""
+        return Kit()
+
+
+_OURS = (ForwardedMessage, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)
+
+
+def let_pass(period: timedelta, aliases: Sequence[str]) -> None:
+    """Make everything in these databases so much older."""
+    if not isinstance(period, timedelta) or period <= timedelta(0):
+        raise ValueError(
+            f"period = {period!r} is not accepted: it must be a timedelta above 0; time does not run backwards."
+        )
+    for alias in aliases:
+        there = set(connections[alias].introspection.table_names())
+        for model in _models(alias):
+            if model._meta.db_table in there and model._default_manager.using(alias).exists():
+                _shift(model, alias, period)
+
+
+def _models(alias: str) -> Iterator[Any]:
+    yield from _OURS
+    for queue in queues:
+        if queue._meta.managed and alias_of(queue) == alias:
+            yield queue
+
+
+def _shift(model: Any, alias: str, period: timedelta) -> None:
+    rows = model._default_manager.using(alias).order_by()
+    for field in model._meta.concrete_fields:
+        if isinstance(field, models.DateTimeField):
+            # Unlimited times stay: a lease without an end, a message that waits for evaluation.
+            rows.filter(**{f"{field.name}__lt": LAST_END}).update(**{field.name: F(field.name) - period})

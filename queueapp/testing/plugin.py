@@ -1,5 +1,5 @@
-"""The fixtures for pytest, with ``pytest-django``. An installed queueapp brings them along; a checkout names this module in
-``pytest_plugins``."""
+"""The fixtures for pytest, with ``pytest-django``. An installed queueapp brings them along; a checkout names this
+module in ``pytest_plugins``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The messages that were sent, read from the tables: rolled-back sends are not there, and the sending code needs no mock."""
+"""The messages that were sent, read from the tables: rolled-back sends are not there, and the sending code needs no
+mock."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ class Sent:
         return messages.read_stored(self.raw_body, kind, cls, stored, self.message_id, alias_of(self.queue))
 
     def is_like(self, expected: Any) -> bool:
-        """Whether it is what a test expects: a body (compared with what is stored, read as its class), the class of a typed
-        one, or a function of this object."""
+        """Whether it is what a test expects: a body (compared with what is stored, read as its class), the class of a
+        typed one, or a function of this object."""
         try:
             if isinstance(expected, type):
                 return messages.is_typed(expected) and self.message_type == messages.type_name(expected)

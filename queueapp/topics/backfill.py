@@ -85,7 +85,8 @@ class QueueFeeder:
             return self._make(declared)
         if cursor.now - cursor.seen_at > ABANDONED:
             log.warning(
-                "%s was not filled from the journal in %r since %s; entries that retention removed since then are missing.",
+                "%s was not filled from the journal in %r since %s; entries that retention removed since then are "
+                "missing.",
                 self.label, self.alias, cursor.seen_at,
             )  # fmt: skip
         if cursor.recovery_point == point_text(declared) and cursor.topic == underlying_topic(self.queue):

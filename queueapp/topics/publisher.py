@@ -283,7 +283,8 @@ def _named(topic: Any, body: Any) -> tuple[str, Any]:
     name = messages.type_name_of(type(topic))
     if not name:
         raise InvalidMessage(
-            f"publish({topic!r}) names no topic: a {type(topic).__qualname__} has no type to take one from (a msgspec.Struct or a "
+            f"publish({topic!r}) names no topic: a {type(topic).__qualname__} has no type to take one from (a "
+            "msgspec.Struct or a "
             "dataclass has). Write publish(topic, body)."
         )
     return name, topic
@@ -296,7 +297,8 @@ def _recorders_of(name: str, topic: str, queues: Sequence[Any], unrouted: bool) 
         said = repr(name) if name == topic else f"{name!r} (published to {topic!r})"
         some = known_topics()
         raise InvalidMessage(
-            f"topic = {said} is not accepted: no queue collects it. Known: {', '.join(some[:20])}{', …' if len(some) > 20 else ''}. "
+            f"topic = {said} is not accepted: no queue collects it. Known: "
+            f"{', '.join(some[:20])}{', …' if len(some) > 20 else ''}. "
             "To publish all the same: unrouted=True."
         )
     return keepers
@@ -307,7 +309,8 @@ def _refuse_journaled(queues: Sequence[Any], topic: str) -> None:
     for queue in queues:
         if queue.delivery.encrypts:
             raise InvalidMessage(
-                f"topic = {topic!r} is not accepted: {queue._meta.label}, which collects it, encrypts its bodies, and the journal "
+                f"topic = {topic!r} is not accepted: {queue._meta.label}, which collects it, encrypts its bodies, and "
+                "the journal "
                 "would keep them in the clear."
             )
 

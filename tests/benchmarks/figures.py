@@ -1,8 +1,8 @@
 """What is measured: the figures with their bars, and the measurements that yield samples of them.
 
 Every figure that compares is a ratio of two measurements made one right after the other, again and again (A B A B ...);
-its value is the median of those ratios, so that a machine that is slow for a while is slow for both. What must not happen
-at all is counted, and its value is the sum over the runs.
+its value is the median of those ratios, so that a machine that is slow for a while is slow for both. What must not
+happen at all is counted, and its value is the sum over the runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,24 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {">=": operator.ge, "<=": 
 
 #: Where the measurements are, in the order of the table.
 FAMILIES = (
-    "drain", "several", "peers", "sending", "keyed", "backlog", "crowd", "wal", "latency", "crash_tracking", "stopping", "footprint",
-    "filtering", "amps", "tasks", "tracing", "celery",
-)  # fmt: skip
+    "drain",
+    "several",
+    "peers",
+    "sending",
+    "keyed",
+    "backlog",
+    "crowd",
+    "wal",
+    "latency",
+    "crash_tracking",
+    "stopping",
+    "footprint",
+    "filtering",
+    "amps",
+    "tasks",
+    "tracing",
+    "celery",
+)
 
 
 @dataclass(frozen=True)

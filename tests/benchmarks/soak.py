@@ -48,7 +48,10 @@ class Window:
         )
 
 
-HEADING = f"{'second':>7} {'handled':>9} {'p50 ms':>8} {'p99 ms':>8} {'tables MB':>10} {'dead rows':>9} {'RSS MB':>7} {'waiting':>8}"
+HEADING = (
+    f"{'second':>7} {'handled':>9} {'p50 ms':>8} {'p99 ms':>8} {'tables MB':>10} {'dead rows':>9} {'RSS MB':>7} "
+    f"{'waiting':>8}"
+)
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
-"""A real Chromium on the live site. The browser runs in a thread of its own: Playwright's synchronous API keeps an event
-loop running in its thread, and Django rightly refuses to use its ORM beside one.
+"""A real Chromium on the live site. The browser runs in a thread of its own: Playwright's synchronous API keeps an
+event loop running in its thread, and Django rightly refuses to use its ORM beside one.
 """
 
 from collections.abc import Callable, Iterator, Sequence

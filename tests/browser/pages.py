@@ -1,4 +1,5 @@
-"""The pages of the admin: where they are, and the ways to those that have no address, since they ask or answer something.
+"""The pages of the admin: where they are, and the ways to those that have no address, since they ask or answer
+something.
 
 ``addresses`` reads the database; what takes a page runs in the browser's thread and does not.
 """
@@ -32,8 +33,17 @@ def addresses() -> list[str]:
     found = ["/admin/", "/admin/queueapp/", OVERVIEW, f"{OVERVIEW}testapp.Leased/history/"]
     found.append(f"{OVERVIEW}testapp.Transactional/history/")
     for model in (
-        Leased, Urgent, Addressed, BrokerQueue, DelayedMessage, Subscriber, CeleryResult, PendingMove, JournalEntry, Result,
-    ):  # fmt: skip
+        Leased,
+        Urgent,
+        Addressed,
+        BrokerQueue,
+        DelayedMessage,
+        Subscriber,
+        CeleryResult,
+        PendingMove,
+        JournalEntry,
+        Result,
+    ):
         keys = model._base_manager.order_by("-pk").values_list("pk", flat=True)[:2]
         found += [list_of(model), *(f"{list_of(model)}{key}/change/" for key in keys)]
         if model is not JournalEntry:
@@ -72,8 +82,8 @@ def opened(page: Page, addresses: list[str], first: int = 0, step: int = 1) -> I
 
 
 def asked_of_queues(page: Page) -> Iterator[str]:
-    """Goes through the pages that ask before something is done to a queue or a subject, for each thing that can be; yields the
-    name of each."""
+    """Goes through the pages that ask before something is done to a queue or a subject, for each thing that can be;
+    yields the name of each."""
     page.goto(OVERVIEW)
     buttons = page.locator(".queueapp-operate button")
     labels = buttons.evaluate_all("all => all.map(e => e.ariaLabel)")
@@ -102,7 +112,8 @@ def asked_of_rows(page: Page, models: tuple[Any, ...]) -> Iterator[str]:
 
 
 def ask(page: Page, model: Any, operation: str, query: str = "", everything: str = "") -> None:
-    """Ask for an operation on all rows of a page of the list; on those of the other pages too by the link ``everything``."""
+    """Ask for an operation on all rows of a page of the list; on those of the other pages too by the link
+    ``everything``."""
     page.goto(list_of(model) + query)
     page.get_by_label("Select all objects on this page for an action").check()
     if everything:

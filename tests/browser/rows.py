@@ -32,7 +32,8 @@ from tests.testapp.models import Addressed, Capped, Leased, Transactional, Urgen
 HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'>\u202e"
 #: What real failures look like: a reason as long as its column, and names that have no place to break.
 LONG_REASON = (
-    "OperationalError: consuming input failed: server closed the connection unexpectedly. This probably means the server "
+    "OperationalError: consuming input failed: server closed the connection unexpectedly. This probably means the "
+    "server "
     "terminated abnormally before or while processing the request. " + "at_some_place_without_a_blank." * 11
 )[:500]
 SUBJECT = f"customer {'z' * 150} <b>0042</b>"
@@ -161,7 +162,8 @@ def edited() -> None:
 
 
 def consumers() -> None:
-    """One that a live worker serves, one that nobody serves while copies wait for it, and one of a queue that is no more."""
+    """One that a live worker serves, one that nobody serves while copies wait for it, and one of a queue that is no
+    more."""
     label, kind = Addressed._meta.label, f"tests.{LONG_NAME}"
     Subscriber.objects.create(
         queue=label, host="w-3", process=10, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=9),
@@ -189,10 +191,17 @@ def celery_results() -> None:
     )
     CeleryResult.objects.create(task_id="z" * 255, status="PROGRESS" * 6, result="{}")
     CeleryResult.objects.create(
-        task_id=str(uuid.uuid4()), status="FAILURE", result=json.dumps({"exc_type": LONG_NAME, "exc_message": [LONG_REASON]}),
-        traceback=f"Traceback:\n  {LONG_REASON}\n" * 3, args='["' + "long " * 100 + '"]', kwargs="{}", **names, **ends,
-        children=json.dumps([[[str(uuid.uuid4()), None], None]]), meta=json.dumps({"group_id": str(uuid.uuid4())}),
-    )  # fmt: skip
+        task_id=str(uuid.uuid4()),
+        status="FAILURE",
+        result=json.dumps({"exc_type": LONG_NAME, "exc_message": [LONG_REASON]}),
+        traceback=f"Traceback:\n  {LONG_REASON}\n" * 3,
+        args='["' + "long " * 100 + '"]',
+        kwargs="{}",
+        **names,
+        **ends,
+        children=json.dumps([[[str(uuid.uuid4()), None], None]]),
+        meta=json.dumps({"group_id": str(uuid.uuid4())}),
+    )
 
 
 def celery_queues() -> None:

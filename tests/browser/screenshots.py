@@ -1,7 +1,7 @@
 """``make screenshots``: the pictures of the README and of the documentation's start page.
 
-The site of the demo runs on a test database with rows as in the middle of ``make demo``; Chromium photographs the overview in the
-admin and the demo's page, 1280 pixels wide, in light colours.
+The site of the demo runs on a test database with rows as in the middle of ``make demo``; Chromium photographs the
+overview in the admin and the demo's page, 1280 pixels wide, in light colours.
 """
 
 from __future__ import annotations
@@ -54,11 +54,17 @@ def fill() -> None:
         Rebookings.send({"flight": minutes}, delay=timedelta(minutes=minutes))
     PoisonMessage.objects.bulk_create(
         PoisonMessage(
-            queue=FlightDelays._meta.label, message_id=messages.new_id(), body=b"{}", attempts=3, consumer="flights.count_delay",
-            reason="ValueError: the record lacks the arrival time", exception_type="ValueError", group_key="5f1c2a",
+            queue=FlightDelays._meta.label,
+            message_id=messages.new_id(),
+            body=b"{}",
+            attempts=3,
+            consumer="flights.count_delay",
+            reason="ValueError: the record lacks the arrival time",
+            exception_type="ValueError",
+            group_key="5f1c2a",
         )
         for _ in range(4)
-    )  # fmt: skip
+    )
     supervisor = uuid.uuid4()
     for queue in (FlightDelays._meta.label, Rebookings._meta.label, DISPATCHER, MAINTENANCE):
         for process in range(2 if "." in queue else 1):

@@ -1,4 +1,5 @@
-"""The admin's pages in a real browser: what an operator clicks, what must never run, and that both themes can be read."""
+"""The admin's pages in a real browser: what an operator clicks, what must never run, and that both themes can be
+read."""
 
 import json
 import os

@@ -18,7 +18,7 @@ from django.test import Client
 from django.urls import resolve
 from playwright.sync_api import Page
 
-from queueapp.admin.large_tables import limits
+from queueapp.admin.large_tables import search
 from queueapp.admin.queues import QueueAdmin
 from queueapp.contrib.celery.models import CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
@@ -73,7 +73,7 @@ OVERLAPS = """() => {
         found.push(row.innerText.slice(0, 80));
   }
   return found;
-}"""
+}"""  # noqa: E501
 
 
 AWAY = "away"
@@ -109,8 +109,8 @@ def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
-    """What is cut or overlaps on each of these pages, in its four versions. A page is opened once and then turned: what differs
-    between them is style alone."""
+    """What is cut or overlaps on each of these pages, in its four versions. A page is opened once and then turned: what
+    differs between them is style alone."""
     wrong = {}
     for name in names:
         page.wait_for_load_state()  # what a click leads to may still be on its way
@@ -159,8 +159,8 @@ def test_nothing_is_cut_or_overlaps_where_there_is_nothing(browse: Browse) -> No
 def test_nothing_is_cut_or_overlaps_on_pages_over_large_tables(
     browse: Browse, populated: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "COUNTED", 8)
-    monkeypatch.setattr(limits, "WINDOW", 9)
+    monkeypatch.setattr(search, "COUNTED", 8)
+    monkeypatch.setattr(search, "WINDOW", 9)
     monkeypatch.setattr(admin.site._registry[Leased], "list_per_page", 4)
     middle = list(Leased.objects.order_by("pk").values_list("pk", flat=True))[5]
     messages, filters = pages.list_of(Leased), ("p=1", "p=3", "state=ready", f"seq__gte={middle}")

@@ -30,12 +30,15 @@ _MEMORY = "a task that is not due is in the database here, not in the memory of 
 #: What is not run -> why.
 DESELECTED = {
     "test_tasks.py::test_task_redis_result_backend": _CHANNELS,
-    "test_tasks.py::test_tasks::test_revoked_by_headers_complex_canvas": "sleeps for longer than its own limit of 20 seconds; on "
+    "test_tasks.py::test_tasks::test_revoked_by_headers_complex_canvas": "sleeps for longer than its own limit of 20 "
+    "seconds; on "
     "Redis as well",
-    "test_tasks.py::test_trace_log_arguments::test_task_failed": "reads a log line that Celery writes after the result that it waits "
+    "test_tasks.py::test_trace_log_arguments::test_task_failed": "reads a log line that Celery writes after the result "
+    "that it waits "
     "for; fails on Redis as well",
     "test_inspect.py::test_Inspect::test_scheduled": _MEMORY,
-    "test_canvas.py::test_chord::test_error_propagates_from_chord": "Celery's issue 6437, which it expects of Redis as well",
+    "test_canvas.py::test_chord::test_error_propagates_from_chord": "Celery's issue 6437, which it expects of Redis as "
+    "well",
     "test_canvas.py::test_chord::test_chord_on_error": "reads Redis' own keys of the chord",
     "test_canvas.py::test_chain::test_chord_header_id_duplicated_on_rabbitmq_msg_duplication": "sends a signal as a "
     "property of the message, which only AMQP's own client drops; of Redis Celery itself expects it to fail",

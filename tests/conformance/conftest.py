@@ -1,7 +1,7 @@
 """Runs each conformance test for every semantics that it names and every database that there is.
 
-``@modes("NRS")`` on a test says for which of NServiceBus' transaction modes it holds: N (none) is AT_MOST_ONCE,
-R (receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL. T, which it has not, is S with several
+``@modes("NRS")`` on a test says for which of NServiceBus' transaction modes it holds: N (none) is AT_MOST_ONCE, R
+(receive only) is AT_LEAST_ONCE, S (sends atomic with receive) is TRANSACTIONAL. T, which it has not, is S with several
 messages a transaction; I is S with a consumer of whole sets.
 """
 
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cases = []
     for database, alias in DATABASES.items():
         for queue in map(QUEUES.get, letters):
-            name = f"{database}-{queue.delivery.semantics.value}{'-together' * (queue is Together)}{'-in-sets' * (queue is InSets)}"
+            name = f"{database}-{queue.delivery.semantics.value}{'-together' * (queue is Together)}{'-in-sets' * (queue is InSets)}"  # noqa: E501
             cases.append(pytest.param((queue, alias), id=name, marks=marks_of(alias)))
     metafunc.parametrize("endpoint", cases, indirect=True)
 
@@ -58,7 +58,8 @@ def endpoint(
 
 @pytest.fixture
 def nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the machine stands still for a moment, what waits behind a handler is not given to others: that costs it its place."""
+    """While the machine stands still for a moment, what waits behind a handler is not given to others: that costs it
+    its place."""
     monkeypatch.setattr(lease_renewer, "SLOW_HANDLER_AFTER", 3_600.0)
 
 

@@ -155,7 +155,7 @@ def test_when_failures_cannot_be_recorded_in_full_should_harm_no_other_message(e
     eventually(lambda: endpoint.poison.count() == 8)
 
     assert worker.running
-    # A set: in the instant of its rollback another task may take a TRANSACTIONAL message once more. And waited for: what
-    # AT_MOST_ONCE takes is gone from the queue before its handler has begun.
+    # A set: in the instant of its rollback another task may take a TRANSACTIONAL message once more. And waited for:
+    # what AT_MOST_ONCE takes is gone from the queue before its handler has begun.
     eventually(lambda: set(endpoint.numbers) == set(range(40)))
     assert {poisoned.attempts for poisoned in endpoint.poison.all()} == {1}

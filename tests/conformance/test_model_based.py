@@ -660,7 +660,8 @@ class TransactionalQueue(RuleBasedStateMachine):
 
 
 class CappedTransactionalQueue(TransactionalQueue):
-    """TRANSACTIONAL with a limit: its places are those of open transactions, and a block in a block has those that are left."""
+    """TRANSACTIONAL with a limit: its places are those of open transactions, and a block in a block has those that are
+    left."""
 
     queue = CappedTransactional
 
@@ -692,7 +693,8 @@ class CappedTransactionalQueue(TransactionalQueue):
 
 
 class FencedTransactionalQueue(TransactionalQueue):
-    """TRANSACTIONAL with barriers, and one client, who gets each; of a block that fails they come back with the rest."""
+    """TRANSACTIONAL with barriers, and one client, who gets each; of a block that fails they come back with the
+    rest."""
 
     queue = FencedTransactional
 

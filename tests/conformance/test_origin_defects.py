@@ -1,7 +1,7 @@
 """What AsyncMonolith does wrong, one test each: the numbers are those of the list that its code was read for.
 
-Its processors fetch a batch in one transaction, run it all at once, and write down what became of it in that transaction. The
-seventh, about duplicates, is in ``sending/test_dedupe.py``.
+Its processors fetch a batch in one transaction, run it all at once, and write down what became of it in that
+transaction. The seventh, about duplicates, is in ``sending/test_dedupe.py``.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def test_origin_defect_03_a_message_that_kills_its_process_is_tried_for_ever(
     found = PoisonMessage.objects.get()
     assert found.attempts == 3
     assert b"killer" in bytes(found.body)
-    # What was handled and not yet acked when the process died comes again where that is the contract; nobody else is poison.
+    # What was handled and not yet acked when the process died comes again where that is the contract; nobody else is
+    # poison.
     assert set(Effect.objects.values_list("name", flat=True)) == {"victim"}
 
 
@@ -271,7 +272,8 @@ def test_origin_defect_10_nor_does_a_copy_for_a_consumer_of_another_release(call
 
 @real_commits
 def test_origin_defect_11_one_bad_schedule_stops_all_behind_it(calls: Any, work: Any) -> None:
-    """There are no schedules here. Of delayed messages the same is asked: one that cannot be delivered is in no other's way."""
+    """There are no schedules here. Of delayed messages the same is asked: one that cannot be delivered is in no other's
+    way."""
     for number, destination in enumerate(["gone.Queue", "", "x" * 200]):
         DelayedMessage.objects.create(
             destination=destination, message_id=uuid.uuid4(), due=Now() - timedelta(hours=1), body=b"%d" % number
@@ -295,8 +297,9 @@ def test_origin_defect_11_one_bad_schedule_stops_all_behind_it(calls: Any, work:
 
 @real_commits
 def test_origin_defect_12_what_was_missed_is_collapsed_to_one(calls: Any, work: Any) -> None:
-    """There are no schedules here. Of delayed messages: however long nobody looked, each is delivered, in the order in which they
-    were due. Sent again at each start, each is a message of its own; an id of its own makes none of them one."""
+    """There are no schedules here. Of delayed messages: however long nobody looked, each is delivered, in the order in
+    which they were due. Sent again at each start, each is a message of its own; an id of its own makes none of them
+    one."""
     for number in (3, 1, 2):
         Leased.send(Note("", number), delay=timedelta(hours=number), message_id=uuid.UUID(int=7))
     for row in DelayedMessage.objects.all():

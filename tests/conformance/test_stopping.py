@@ -1,4 +1,5 @@
-"""A stop lets handlers and policies finish; a stop that cannot wait interrupts handlers and gives their messages back."""
+"""A stop lets handlers and policies finish; a stop that cannot wait interrupts handlers and gives their messages
+back."""
 
 from __future__ import annotations
 

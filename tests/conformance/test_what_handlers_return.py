@@ -1,4 +1,5 @@
-"""A handler whose body has not run when it returns: it is run to its end, or the attempt has failed. Never is it lost."""
+"""A handler whose body has not run when it returns: it is run to its end, or the attempt has failed. Never is it
+lost."""
 
 from __future__ import annotations
 
@@ -121,7 +122,8 @@ def test_when_a_sync_wrapper_returns_a_coroutine_should_be_in_the_transaction_of
 def test_when_what_is_awaited_passes_the_time_limit_should_interrupt_it(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one time limit for both parts: what is awaited has none of its own here, that would begin when it does."""
+    """There is one time limit for both parts: what is awaited has none of its own here, that would begin when it
+    does."""
     own = asyncio.timeout
     monkeypatch.setattr(handlers.asyncio, "timeout", lambda delay: own(None))
     cancelled: list[bool] = []

@@ -1,7 +1,8 @@
-"""Endpoints of NServiceBus on our tables, and our workers on theirs, without loss: whole messages, sent and handled by both.
+"""Endpoints of NServiceBus on our tables, and our workers on theirs, without loss: whole messages, sent and handled by
+both.
 
-The foreign side uses the statements of its transports (``tests/nservicebus.py``). Statement by statement, on each database:
-``tests/queueapp/sql/nservicebus/``.
+The foreign side uses the statements of its transports (``tests/nservicebus.py``). Statement by statement, on each
+database: ``tests/queueapp/sql/nservicebus/``.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def test_what_was_delayed_retried_and_requeued_is_still_in_their_wire_format(end
     assert json.loads(received.body) == {"order": 3}
 
 
-# -- their table ---------------------------------------------------------------------------------------------------------
+# -- their table -------------------------------------------------------------------------------------------------------
 
 
 def test_a_foreign_table_is_sent_to_in_its_own_wire_format(foreign_table: Endpoint) -> None:

@@ -1,13 +1,14 @@
 """The seeded run: `python -m tests.crash.chaos --duration 1800 --seed 7` (`make chaos DURATION=1800 SEED=7`).
 
 Real workers on the three semantics, a worker of Celery on our broker, and real producers, on a private server, under a
-schedule of faults, and among the messages some whose handlers are rude. When the time is over, the faults stop, everything
-drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it early, with the verdict so far. The last
-line is one JSON object; the exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow it: `--strikes none`
-shows what rude handlers do by themselves, `--rude none` what faults do.
+schedule of faults, and among the messages some whose handlers are rude. When the time is over, the faults stop,
+everything drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it early, with the verdict so
+far. The last line is one JSON object; the exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow
+it: `--strikes none` shows what rude handlers do by themselves, `--rude none` what faults do.
 
-With `--server` the same happens in a database of its own on a SQL Server that is there already, by a login that may make it
-and end its sessions; what that server does not know, or what is done to private ones only, is left out and said.
+With `--server` the same happens in a database of its own on a SQL Server that is there already, by a login that may
+make it and end its sessions; what that server does not know, or what is done to private ones only, is left out and
+said.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ LINE_EVERY_SECONDS = 60.0
 
 
 class Run:
-    """One seeded run on one scene. ``rude``: which rudenesses there are; ``strikes``: which kinds of faults; ``left_out``: which of
-    them the server does not allow, and why."""
+    """One seeded run on one scene. ``rude``: which rudenesses there are; ``strikes``: which kinds of faults;
+    ``left_out``: which of them the server does not allow, and why."""
 
     def __init__(
         self,
@@ -130,7 +131,8 @@ class Run:
 
     def _strike_until_the_end(self) -> None:
         faults = list(self.faults)
-        # On a busy machine a strike may take longer than its place in the schedule: what is left then follows all the same.
+        # On a busy machine a strike may take longer than its place in the schedule: what is left then follows all the
+        # same.
         while (now := time.monotonic() - self._began) < self.seconds or faults:
             if faults and faults[0].at <= now:
                 self.striker.strike(faults.pop(0), self.stopping)
@@ -203,10 +205,16 @@ class Run:
             and (drained or interrupted)
             and not any(codes)
         )
-        for title, keys in (("lost", verdict.lost), ("ghosts", verdict.ghosts), ("in two places", verdict.in_two_places),
-                            ("unexplained", bare), ("transactional", verdict.duplicate_keys["transactional"]),
-                            ("poison without a reason", poison), ("rude and wrong", rude_wrong),
-                            ("restless", restless)):  # fmt: skip
+        for title, keys in (
+            ("lost", verdict.lost),
+            ("ghosts", verdict.ghosts),
+            ("in two places", verdict.in_two_places),
+            ("unexplained", bare),
+            ("transactional", verdict.duplicate_keys["transactional"]),
+            ("poison without a reason", poison),
+            ("rude and wrong", rude_wrong),
+            ("restless", restless),
+        ):
             if keys:
                 print(f"{title}: {', '.join(keys[:20])}", file=sys.stderr)
         for key in bare[:20]:
@@ -261,8 +269,8 @@ def narrowed(server: Any, chosen: Sequence[str]) -> tuple[list[str], dict[str, s
 
 
 def server_of(url: str) -> type[PrivateServer] | SqlServer:
-    """What `--server` names: the kind that is started for the run, or one that is there. Raises ValueError; its text does not
-    have the password."""
+    """What `--server` names: the kind that is started for the run, or one that is there. Raises ValueError; its text
+    does not have the password."""
     if url in ("", PRIVATE):
         return PrivateServer
     try:
@@ -304,7 +312,8 @@ def main() -> int:
         "--server",
         default=os.environ.get(SERVER_VARIABLE, PRIVATE),
         metavar="URL",
-        help=f"mssql://..., a SQL Server, else that of {SERVER_VARIABLE}; {PRIVATE}: a PostgreSQL of its own, as without both",
+        help=f"mssql://..., a SQL Server, else that of {SERVER_VARIABLE}; {PRIVATE}: a PostgreSQL of its own, as "
+        f"without both",
     )
     options = parser.parse_args()
     try:

@@ -30,8 +30,8 @@ def sqlserver() -> SqlServer:
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Scene]:
-    """A database of the test's own, which is Django's default in this process meanwhile; of a SQL Server as well for a test
-    that is marked so (``rig.servers``)."""
+    """A database of the test's own, which is Django's default in this process meanwhile; of a SQL Server as well for a
+    test that is marked so (``rig.servers``)."""
     server = request.getfixturevalue(getattr(request, "param", "server"))
     with django_db_blocker.unblock(), Scene(server, tmp_path) as made, made.as_default():
         yield made

@@ -1,4 +1,5 @@
-"""A TRANSACTIONAL message that kills whoever has it is free again before its death is counted: how often it runs all the same."""
+"""A TRANSACTIONAL message that kills whoever has it is free again before its death is counted: how often it runs all
+the same."""
 
 from __future__ import annotations
 

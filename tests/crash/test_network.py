@@ -100,7 +100,8 @@ def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_fail
 def test_what_was_kept_by_a_commit_whose_answer_is_lost_is_not_kept_twice(scene: Scene, proxy: Proxy) -> None:
     """An AT_MOST_ONCE message is in no table when its handler fails: whoever keeps it has to know whether he has."""
     scene.execute(
-        "CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END $$"
+        "CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); RETURN "
+        "NULL; END $$"
     )
     scene.execute(
         "CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON queueapp_poisonmessage DEFERRABLE INITIALLY DEFERRED "
@@ -139,7 +140,8 @@ def test_reset_connections_cost_nothing_but_the_attempt(scene: Scene, proxy: Pro
 
 @only_on_sqlserver
 def test_sessions_that_are_killed_cost_nothing_but_the_attempt(scene: Scene) -> None:
-    """`KILL`, as an operator or a failover does it; on PostgreSQL ``test_connection_loss`` does it at each statement."""
+    """`KILL`, as an operator or a failover does it; on PostgreSQL ``test_connection_loss`` does it at each
+    statement."""
     tree = scene.workers(*QUEUES)
     for number in range(100):
         scene.send((Leased, Transactional)[number % 2], f"message {number}", sleep_ms=5)

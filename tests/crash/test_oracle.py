@@ -1,4 +1,5 @@
-"""The judges of the suite themselves: what the oracle calls wrong, what strikes explain, and what each rudeness does."""
+"""The judges of the suite themselves: what the oracle calls wrong, what strikes explain, and what each rudeness
+does."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Books:
         """Put it into the poison table, with the exceptions of its attempts."""
         history = [{"exception": text, "at": datetime.now(UTC).isoformat()} for text in failures]
         self.scene.execute(
-            "INSERT INTO queueapp_poisonmessage (message_id, queue, body, reason, failures) VALUES (%s, %s, %s, '', %s)",
+            "INSERT INTO queueapp_poisonmessage (message_id, queue, body, reason, failures) VALUES (%s, %s, %s, '', "
+            "%s)",
             uuid.uuid4(), LABELS[semantics], msgspec.json.encode(Rude(key, rude) if rude else Act(key)),
             msgspec.json.encode(history).decode(),
         )  # fmt: skip

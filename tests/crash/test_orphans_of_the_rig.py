@@ -14,7 +14,8 @@ import pytest
 from .rig.processes import environment
 from .rig.waiting import wait_until
 
-#: Adopts orphans, starts a process that is no business of theirs, and a supervisor that ends at once and leaves a worker.
+#: Adopts orphans, starts a process that is no business of theirs, and a supervisor that ends at once and leaves a
+#: worker.
 ADOPTS = """
 import ctypes, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

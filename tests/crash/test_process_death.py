@@ -72,7 +72,8 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
     assert verdict.faultless, verdict
     assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
     assert all(scene.effects(key) >= 1 for key in good)
-    # Two hand-outs more than attempts, and of TRANSACTIONAL one more in the first life of the tree, of which no row tells.
+    # Two hand-outs more than attempts, and of TRANSACTIONAL one more in the first life of the tree, of which no row
+    # tells.
     assert all(len(scene.starts(f"{queue.__name__} killer")) <= 5 for queue in (Transactional, Leased))
     assert 2 <= tree.restarts <= 10
 

@@ -1,5 +1,5 @@
-"""What the rig, its strikes and its workload say to a SQL Server is T-SQL, as the driver would get it. A server is needed to
-see what it does there: the tests that are marked ``on_both`` and the seeded run."""
+"""What the rig, its strikes and its workload say to a SQL Server is T-SQL, as the driver would get it. A server is
+needed to see what it does there: the tests that are marked ``on_both`` and the seeded run."""
 
 from __future__ import annotations
 

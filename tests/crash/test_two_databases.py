@@ -1,4 +1,5 @@
-"""Delayed messages that one database keeps for a queue of another one: real processes, killed between the two commits."""
+"""Delayed messages that one database keeps for a queue of another one: real processes, killed between the two
+commits."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def test_a_target_that_is_away_keeps_no_messages_for_others_waiting_and_gets_its
     wait_until(lambda: two.here.execute("SELECT count(*) FROM testapp_leased") == [(20,)], "the near ones are moved")
     wait_until(
         lambda: two.here.execute(
-            "SELECT 1 FROM queueapp_subscriber WHERE breakers LIKE '%Dispatch of due messages in default for warehouse%'"
+            "SELECT 1 FROM queueapp_subscriber WHERE breakers LIKE '%Dispatch of due messages in default for "
+            "warehouse%'"
         ),
         "its breaker is told",
     )

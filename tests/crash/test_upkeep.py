@@ -1,4 +1,5 @@
-"""Who dispatches delayed messages and who keeps house may be two processes of two trees, or nobody; each is elected for itself."""
+"""Who dispatches delayed messages and who keeps house may be two processes of two trees, or nobody; each is elected for
+itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A password that the server refuses, over TCP as in production: one line from every command, and the password is not in it."""
+"""A password that the server refuses, over TCP as in production: one line from every command, and the password is not
+in it."""
 
 from __future__ import annotations
 

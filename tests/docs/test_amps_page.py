@@ -23,11 +23,33 @@ ROWS = {
 }
 #: Every element of AMPS' page on queues.
 OF_THE_PAGE = (
-    "Queue", "LocalQueue", "GroupLocalQueue", "Name", "MessageType", "UnderlyingTopic", "DefaultPublishTarget", "LeasePeriod",
-    "Semantics", "MaxBacklog", "MaxPerSubscriptionBacklog", "Expiration", "ExpirationModel", "Filter", "RecoveryPoint",
-    "FairnessModel", "Leasing", "MaxDeliveries", "MaxCancels", "Priority", "BarrierExpression", "FileBackedMetadata",
-    "TargetQueueDepth", "DeferredAckExpiration", "InitialOwner", "GroupLocalQueueDomain",
-)  # fmt: skip
+    "Queue",
+    "LocalQueue",
+    "GroupLocalQueue",
+    "Name",
+    "MessageType",
+    "UnderlyingTopic",
+    "DefaultPublishTarget",
+    "LeasePeriod",
+    "Semantics",
+    "MaxBacklog",
+    "MaxPerSubscriptionBacklog",
+    "Expiration",
+    "ExpirationModel",
+    "Filter",
+    "RecoveryPoint",
+    "FairnessModel",
+    "Leasing",
+    "MaxDeliveries",
+    "MaxCancels",
+    "Priority",
+    "BarrierExpression",
+    "FileBackedMetadata",
+    "TargetQueueDepth",
+    "DeferredAckExpiration",
+    "InitialOwner",
+    "GroupLocalQueueDomain",
+)
 
 
 @pytest.mark.parametrize("element", OF_THE_PAGE)
@@ -65,21 +87,27 @@ def test_the_example_is_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
     assert as_python(import_configuration("config.xml", {}, IMPORTED), "shop") == source.code
 
 
-#: What AMPS says of queues, by element or by what is done to a message -> the tests named after it. The first says what it is for.
+#: What AMPS says of queues, by element or by what is done to a message -> the tests named after it. The first says what
+#: it is for.
 TESTS = {
     "Name": "test_underlying_topic_is_the_name_and_the_name_the_class_where_nothing_else_is_said",
     "MessageType": "test_message_type_msgpack_is_sent_filtered_and_handled test_message_type_binary_has_no_fields "
     "test_message_type_must_be_one_for_a_topic test_message_type_of_a_project_is_a_codec",
     "UnderlyingTopic": "test_underlying_topic_takes_what_is_published_to_it_into_every_queue_under_one_id "
-    "test_underlying_topic_is_sought_anywhere_in_the_name test_underlying_topic_is_a_regular_expression_when_it_has_a_sign_of_one",
+    "test_underlying_topic_is_sought_anywhere_in_the_name "
+    "test_underlying_topic_is_a_regular_expression_when_it_has_a_sign_of_one",
     "DefaultPublishTarget": "test_default_publish_target_is_the_topic_of_what_is_published_to_the_queues_name "
-    "test_default_publish_target_is_required_by_a_regular_expression test_default_publish_target_must_be_one_of_the_topics",
-    "Filter": "test_filter_leaves_the_queue_out_of_what_is_published test_filter_lets_what_matches_be_sent_and_refuses_the_rest "
+    "test_default_publish_target_is_required_by_a_regular_expression "
+    "test_default_publish_target_must_be_one_of_the_topics",
+    "Filter": "test_filter_leaves_the_queue_out_of_what_is_published "
+    "test_filter_lets_what_matches_be_sent_and_refuses_the_rest "
     "test_filter_refuses_functions_that_change_with_time",
-    "RecoveryPoint": "test_recovery_point_epoch_fills_a_new_queue_from_the_beginning test_recovery_point_now_takes_only_what_comes "
+    "RecoveryPoint": "test_recovery_point_epoch_fills_a_new_queue_from_the_beginning "
+    "test_recovery_point_now_takes_only_what_comes "
     "test_recovery_point_bookmark_begins_with_that_message test_recovery_point_timestamp_begins_at_that_time "
     "test_recovery_point_that_was_changed_lets_the_queue_be_filled_from_there",
-    "FileBackedMetadata": "test_file_backed_metadata_is_accepted test_target_queue_depth_beside_file_backed_metadata_is_warned_of",
+    "FileBackedMetadata": "test_file_backed_metadata_is_accepted "
+    "test_target_queue_depth_beside_file_backed_metadata_is_warned_of",
     "Semantics": "test_semantics_what_is_acked_is_gone_and_the_rest_is_back_in_its_place "
     "test_semantics_at_most_once_is_gone_when_it_is_received "
     "test_semantics_at_most_once_with_a_limit_frees_places_of_receive_as_they_are_acked "
@@ -88,16 +116,19 @@ TESTS = {
     "test_lease_period_set_at_run_time_is_in_force_for_workers_and_receive",
     "disconnect": "test_disconnect_of_a_dead_subscriber_gives_its_leases_back "
     "test_disconnect_by_an_error_in_the_block_gives_leased_messages_back",
-    "Leasing": "test_leasing_the_holder_may_ack test_leasing_another_clients_lease test_leasing_what_is_leased_to_nobody "
+    "Leasing": "test_leasing_the_holder_may_ack test_leasing_another_clients_lease "
+    "test_leasing_what_is_leased_to_nobody "
     "test_leasing_the_unit_is_the_client test_leasing_a_late_ack_before_it_is_leased_anew "
     "test_leasing_a_late_ack_after_it_was_leased_anew",
     "ack by filter": "test_ack_by_filter",
     "ack cancel": "test_ack_cancel test_ack_cancel_of_what_has_lapsed_changes_nothing",
     "ack expire": "test_ack_expire",
-    "MaxDeliveries": "test_max_deliveries_the_one_that_reaches_it_is_the_last test_max_deliveries_should_end_as_the_queue_wants "
+    "MaxDeliveries": "test_max_deliveries_the_one_that_reaches_it_is_the_last "
+    "test_max_deliveries_should_end_as_the_queue_wants "
     "test_max_deliveries_when_a_dead_subscribers_leases_are_released test_max_deliveries_and_max_cancels_by_bookmark",
     "MaxCancels": "test_max_cancels_the_one_that_reaches_it_makes_it_poison test_max_cancels_by_bookmark",
-    "Expiration": "test_expiration_can_be_changed_while_messages_wait test_expiration_holds_for_rows_of_foreign_producers "
+    "Expiration": "test_expiration_can_be_changed_while_messages_wait "
+    "test_expiration_holds_for_rows_of_foreign_producers "
     "test_expiration_set_at_run_time_is_in_force_for_a_running_worker",
     "ExpirationModel": "test_expiration_model",
     "reasons": "test_reasons_of_all_limits_that_are_reached_are_named test_reasons_time_limit_is_named_beside_a_limit "
@@ -109,10 +140,12 @@ TESTS = {
     "test_max_per_subscription_backlog_bounds_one_receive",
     "FairnessModel": "test_fairness_model_assigns_as_one_at_a_time test_fairness_model_round_robin_among_processes "
     "test_fairness_model_proportional_among_processes test_fairness_model_of_an_at_most_once_queue_is_round_robin",
-    "Priority": "test_priority_of_64_bits_highest_first_and_within_one_oldest_first test_priority_is_a_field_or_an_expression "
+    "Priority": "test_priority_of_64_bits_highest_first_and_within_one_oldest_first "
+    "test_priority_is_a_field_or_an_expression "
     "test_priority_is_what_the_expression_gives_and_no_number_is_the_lowest",
     "BarrierExpression": "test_barrier_rule_1_waits_until_every_previous_message_is_acked "
-    "test_barrier_rule_2_nothing_behind_it_is_delivered_before_it test_barrier_rule_3_goes_to_every_current_subscriber_once "
+    "test_barrier_rule_2_nothing_behind_it_is_delivered_before_it "
+    "test_barrier_rule_3_goes_to_every_current_subscriber_once "
     "test_barrier_rule_4_is_removed_at_once_without_an_ack test_barrier_goes_to_a_worker_with_a_backlog_of_0 "
     "test_barrier_expression_is_true_or_the_message_is_none test_barrier_rules_hold_for_several_worker_processes "
     "test_barrier_rule_8_at_most_once_waits_for_acks_and_hands_nothing_out_twice",
@@ -122,7 +155,8 @@ TESTS = {
     "Queue": "test_distribution_is_refused_until_it_is_built",
     "LocalQueue": "test_distribution_local_may_be_said",
     "GroupLocalQueue": "test_distribution_is_refused_until_it_is_built",
-    "InitialOwner": "test_initial_owner_is_refused_until_it_is_built test_initial_owner_is_required_of_a_group_local_queue",
+    "InitialOwner": "test_initial_owner_is_refused_until_it_is_built "
+    "test_initial_owner_is_required_of_a_group_local_queue",
     "GroupLocalQueueDomain": "test_group_local_queue_domain_is_refused_until_it_is_built",
 }
 

@@ -1,4 +1,5 @@
-"""The examples of docs/reference/journal.md run under the settings that the page shows, and it has every argument of ``replay``."""
+"""The examples of docs/reference/journal.md run under the settings that the page shows, and it has every argument of
+``replay``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/howto/recipes.md: the delays stay within their bounds, the event is what PagerDuty reads, the dashboard uses our metrics."""
+"""docs/howto/recipes.md: the delays stay within their bounds, the event is what PagerDuty reads, the dashboard uses our
+metrics."""
 
 from __future__ import annotations
 

@@ -26,14 +26,27 @@ def table(options: Iterable[Option]) -> str:
 
 #: Heading -> the module that declares the group, in the page's order.
 PROJECT = {
-    "Receiving": "receiving", "Handlers": "handlers", "Retries and failures": "retries", "Worker processes": "processes",
-    "Delayed messages": "delayed", "Retention and maintenance": "retention", "Bodies": "bodies",
+    "Receiving": "receiving",
+    "Handlers": "handlers",
+    "Retries and failures": "retries",
+    "Worker processes": "processes",
+    "Delayed messages": "delayed",
+    "Retention and maintenance": "retention",
+    "Bodies": "bodies",
     "Monitoring": "observability",
-}  # fmt: skip
+}
 QUEUE = {
-    "Semantics": "semantics", "Leases, limits and expiry": "leases", "Order": "order", "Flow": "flow", "Retries": "retries",
-    "Topics": "topics", "Journal": "journal", "Deduplication": "dedupe", "Encoding": "encoding", "Storage": "storage",
-}  # fmt: skip
+    "Semantics": "semantics",
+    "Leases, limits and expiry": "leases",
+    "Order": "order",
+    "Flow": "flow",
+    "Retries": "retries",
+    "Topics": "topics",
+    "Journal": "journal",
+    "Deduplication": "dedupe",
+    "Encoding": "encoding",
+    "Storage": "storage",
+}
 
 
 def grouped(package: Any, groups: dict[str, str]) -> str:
@@ -63,9 +76,10 @@ def _cell(text: str) -> str:
 def page() -> str:
     return f"""# Settings
 
-Every setting with its default and its bounds. A value out of its bounds is refused at start. A consumer's option takes precedence over
-its queue's, and a queue's over the project's. Names of NServiceBus, AMPS and AsyncMonolith in the last column are explained in
-[Lineage](lineage.md). The page is made from the code by `UPDATE_DOCS=1 python -m pytest tests/docs`.
+Every setting with its default and its bounds. A value out of its bounds is refused at start. A consumer's option
+takes precedence over its queue's, and a queue's over the project's. Names of NServiceBus, AMPS and AsyncMonolith in
+the last column are explained in [Lineage](lineage.md). The page is made from the code by `UPDATE_DOCS=1 python -m
+pytest tests/docs`.
 
 ## The project: `QUEUEAPP = {{...}}` in Django's settings
 
@@ -73,7 +87,8 @@ its queue's, and a queue's over the project's. Names of NServiceBus, AMPS and As
 
 ### Under AsyncMonolith's names
 
-`QUEUEAPP` accepts these names as well, each in its original unit. Two names of one setting with different values are refused.
+`QUEUEAPP` accepts these names as well, each in its original unit. Two names of one setting with different values are
+refused.
 
 {origin_table()}
 

@@ -1,7 +1,7 @@
 """The words of this project are those of the field: what was renamed does not come back.
 
-Read are docs, docstrings, comments and strings (help texts, labels, log messages, errors) of the packages, and templates. A word
-is forbidden for a meaning that has a standard term; docs/reference/glossary.md has the terms.
+Read are docs, docstrings, comments and strings (help texts, labels, log messages, errors) of the packages, and
+templates. A word is forbidden for a meaning that has a standard term; docs/reference/glossary.md has the terms.
 """
 
 from __future__ import annotations

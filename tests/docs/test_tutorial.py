@@ -1,9 +1,9 @@
 """The tutorial, as a newcomer follows it: each file is written, each command run, and what it prints compared.
 
-In an environment that begins empty, into which pip installs the wheel and from the registry what it needs; or, on machines
-without one, beside the packages of this environment. Only what belongs to this machine is done otherwise, and
-said in ``STAND_INS``: where the database and the wheel are, and that nobody looks at the browser. In what a command prints,
-``…`` stands for anything.
+In an environment that begins empty, into which pip installs the wheel and from the registry what it needs; or, on
+machines without one, beside the packages of this environment. Only what belongs to this machine is done otherwise, and
+said in ``STAND_INS``: where the database and the wheel are, and that nobody looks at the browser. In what a command
+prints, ``…`` stands for anything.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ assert not PoisonMessage.objects.exists(), done.content.decode()
 
 
 class Newcomer:
-    """Somebody with an empty folder, a database server and this page. ``prepared``: an environment that has the wheel."""
+    """Somebody with an empty folder, a database server and this page. ``prepared``: an environment that has the
+    wheel."""
 
     def __init__(self, home: Path, built: Path, prepared: Path | None, environment: dict[str, str]) -> None:
         self.home, self.wheel, self.prepared = home, built, prepared

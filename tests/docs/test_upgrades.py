@@ -1,7 +1,7 @@
 """A rolling deploy, with the installed wheel: this code on the tables of the release before it and of the one after it.
 
-Neither exists beside a first release, so their tables are made here, by the rules of docs/howto/upgrades.md: the next release
-adds columns with defaults in the database, the last one has a column less.
+Neither exists beside a first release, so their tables are made here, by the rules of docs/howto/upgrades.md: the next
+release adds columns with defaults in the database, the last one has a column less.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ def test_this_code_works_on_the_tables_of_the_next_release(factory: Factory) -> 
     factory.manage("migrate")
     execute(
         factory,
-        "DO $$ DECLARE t text; BEGIN FOR t IN SELECT c.oid::regclass FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "DO $$ DECLARE t text; BEGIN FOR t IN SELECT c.oid::regclass FROM pg_class c JOIN pg_namespace n ON n.oid = "
+        "c.relnamespace "
         "WHERE n.nspname = 'public' AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
         "AND (c.relname LIKE 'queueapp%' OR c.relname LIKE 'shifts_timesheets%') "
-        "LOOP EXECUTE format('ALTER TABLE %s ADD COLUMN of_the_next_release text NOT NULL DEFAULT %L', t, 'x'); END LOOP; END $$",
+        "LOOP EXECUTE format('ALTER TABLE %s ADD COLUMN of_the_next_release text NOT NULL DEFAULT %L', t, 'x'); END "
+        "LOOP; END $$",
     )
 
     assert factory.shell(SEND) == 8

@@ -45,7 +45,8 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist, and that from a copy of the checkout: what an earlier build has left there would be in both."""
+    """Built from the sdist, and that from a copy of the checkout: what an earlier build has left there would be in
+    both."""
     copy, built = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("built")
     for name in ("pyproject.toml", "README.md", "LICENSE", "manage.py"):
         shutil.copy(CHECKOUT / name, copy)
@@ -57,8 +58,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed(wheel: Path, environment: Path, *, cwd: Path) -> Path:
-    """Make an environment with the wheel in it, and return its Python. Its dependencies are those of this environment; a
-    ``.pth`` found there is not followed, so the checkout is not seen."""
+    """Make an environment with the wheel in it, and return its Python. Its dependencies are those of this environment;
+    a ``.pth`` found there is not followed, so the checkout is not seen."""
     run(*UV, "venv", *OFFLINE, "--python", sys.executable, environment, cwd=cwd)
     python = environment / "bin" / "python"
     run(*UV, "pip", "install", *OFFLINE, "--no-deps", "--python", python, wheel, cwd=cwd)

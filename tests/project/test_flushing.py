@@ -64,7 +64,8 @@ def test_a_table_of_one_page_loses_its_rows_and_a_larger_one_its_file(
     monkeypatch.setattr(connection.ops, "sql_flush", connection.ops.sql_flush)
     monkeypatch.setattr(connection.introspection, "django_table_names", connection.introspection.django_table_names)
     flush_what_was_written_to(connection)
-    # Autovacuum counts what was written to it before: it may find the table empty at any moment, and then a flush truncates it.
+    # Autovacuum counts what was written to it before: it may find the table empty at any moment, and then a flush
+    # truncates it.
     with without_autovacuum(Leased), connection.cursor() as cursor:
         found: tuple[bool, int] = (False, 0)
         for _ in range(20):

@@ -93,7 +93,8 @@ def test_traces_that_are_asked_for_without_the_extra_are_an_error(
 
 
 class Elsewhere:
-    """Leased lies in another database, under some alias of the same one; the router lets nobody make tables in "foreign"."""
+    """Leased lies in another database, under some alias of the same one; the router lets nobody make tables in
+    "foreign"."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

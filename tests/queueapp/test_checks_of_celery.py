@@ -31,7 +31,8 @@ def test_the_app_that_has_the_tables_is_asked_for(settings: Any, name: str) -> N
 
 def test_the_transport_names_the_app_that_is_not_installed() -> None:
     code = (
-        "from django.conf import settings; settings.configure(INSTALLED_APPS=['queueapp']); import django; django.setup()\n"
+        "from django.conf import settings; settings.configure(INSTALLED_APPS=['queueapp']); import django; "
+        "django.setup()\n"
         "import kombu, queueapp.contrib.celery; kombu.Connection('queueapp://').connect()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -22,9 +22,13 @@ KIND = "tests.testapp.messages.Nop"
 def live(*names: str) -> None:
     """A live worker that has these consumers."""
     Subscriber.objects.create(
-        queue=Addressed._meta.label, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1),
+        queue=Addressed._meta.label,
+        host="h",
+        process=1,
+        supervisor=uuid.uuid4(),
+        alive_until=Now() + timedelta(hours=1),
         consumers=json.dumps([[name, KIND] for name in names]),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.django_db

@@ -13,14 +13,18 @@ from tests.testapp.models import AtMostOnce, ForeignPostgres, Leased, Transactio
 
 DAY = timedelta(days=1)
 CASES: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("queueapp.E030", Transactional, {"leasing": Leasing.STRICT}, "leasing is strict, but its semantics, transactional, has no leases"),
+    ("queueapp.E030", Transactional, {"leasing": Leasing.STRICT}, "leasing is strict, but its semantics, "
+                                                                  "transactional, has no leases"),
     ("queueapp.E030", AtMostOnce, {"leasing": Leasing.SUBLET}, "leasing is sublet"),
-    ("queueapp.E031", ForeignPostgres, {"expiration_model": ExpirationModel.LATEST}, "but its table has no enqueued_at"),
-    ("queueapp.E032", AtMostOnce, {"deferred_ack_expiration": DAY}, "who receives one of its messages (at-most-once) ends it"),
+    ("queueapp.E031", ForeignPostgres, {"expiration_model": ExpirationModel.LATEST}, "but its table has no "
+                                                                                     "enqueued_at"),
+    ("queueapp.E032", AtMostOnce, {"deferred_ack_expiration": DAY}, "who receives one of its messages (at-most-once) "
+                                                                    "ends it"),
     ("queueapp.E033", Deferring, {"leasing": Leasing.FENCED}, "its leasing is fenced"),
     ("queueapp.E034", Leased, {"on_expired": PublishTo("Leased")}, "to 'Leased', which it collects itself"),
     ("queueapp.E035", Transactional, {"expire_leased": True}, "has expire_leased"),
-    ("queueapp.W030", AtMostOnce, {"max_deliveries": 2, "max_cancels": 3}, "sets max_deliveries and max_cancels, but is at-most-once"),
+    ("queueapp.W030", AtMostOnce, {"max_deliveries": 2, "max_cancels": 3}, "sets max_deliveries and max_cancels, but "
+                                                                           "is at-most-once"),
     ("queueapp.W030", AtMostOnce, {"max_cancels": 3}, "sets max_cancels, but"),
     ("queueapp.W031", Transactional, {"lease_period": None}, "leases that never expire"),
     ("queueapp.W032", AgingByQueue, {"expiration": None}, "expiration_model is queue, and it has no expiration"),

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from queueapp import Delivery, InvalidOption, checks, consumer, message_type, upcast
-from queueapp.checks import types
+from queueapp.checks import consumers
 from queueapp.consuming.registry import registered
 from tests.testapp.models import Addressed, Interop, Leased, SecretOnce
 
@@ -53,7 +53,7 @@ def test_what_an_encrypted_queue_cannot_have_is_an_error(settings: Any, monkeypa
 def test_an_encoding_for_nservicebus_or_without_its_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Interop.delivery, "encoding", ("zlib",))
     assert ids(checks.check_encoding()) == ["queueapp.E083"]
-    monkeypatch.setattr(types, "find_spec", lambda name: None)
+    monkeypatch.setattr(consumers, "find_spec", lambda name: None)
     assert ids(checks.check_encoding()).count("queueapp.E080") == 5
 
 

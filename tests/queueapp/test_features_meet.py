@@ -26,9 +26,8 @@ from queueapp.consuming.registry import registered
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.models import JournalEntry, Now, PoisonMessage
 from queueapp.operations import control, statistics
-from queueapp.operations.expiration import delete_expired, in_time
-from queueapp.operations.settle_early_acks import settle
-from queueapp.operations.settle_early_acks import waiting as deferred_acks
+from queueapp.operations.expiration import delete_expired, in_time, settle
+from queueapp.operations.expiration import waiting as deferred_acks
 from queueapp.topics.backfill import QueueFeeder
 from queueapp.topics.evaluate_pending import evaluate_pending_messages
 from tests.databases import DATABASES, marks_of

@@ -84,7 +84,8 @@ def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
 
 
 def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no help."""
+    """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no
+    help."""
     told: list[bool] = []
     backend = type(backend_of(connection).notifications)
     really = backend.notify

@@ -87,10 +87,17 @@ def test_two_names_that_disagree_are_refused(settings: Any, given: dict[str, Any
 
 def test_two_names_that_agree_are_one(settings: Any) -> None:
     settings.QUEUEAPP = {
-        "MaxAttempts": 3, "ATTEMPTS": 3, "AttemptDelay": 5, "RETRY_DELAY": 5.0, "DefaultConsumerTimeout": 9,
-        "TIMEOUT": timedelta(seconds=9), "ProcessorBatchSize": 4, "ConsumerMessageBatchSize": 4, "ProcessorMinDelay": 200,
+        "MaxAttempts": 3,
+        "ATTEMPTS": 3,
+        "AttemptDelay": 5,
+        "RETRY_DELAY": 5.0,
+        "DefaultConsumerTimeout": 9,
+        "TIMEOUT": timedelta(seconds=9),
+        "ProcessorBatchSize": 4,
+        "ConsumerMessageBatchSize": 4,
+        "ProcessorMinDelay": 200,
         "ProcessorMaxDelay": 200,
-    }  # fmt: skip
+    }
     assert check_settings() == []
     assert (conf.ATTEMPTS, conf.MAX_BATCH) == (3, 4)
 

@@ -86,7 +86,8 @@ def published_to(queue: Any, topic: str) -> Iterator[None]:
 
 @contextmanager
 def acting_as(*roles: str) -> Iterator[None]:
-    """Run the block with the privileges of a new user that has the documented grants of these roles and nothing else."""
+    """Run the block with the privileges of a new user that has the documented grants of these roles and nothing
+    else."""
     name = f"{roles[-1]}_{uuid.uuid4().hex[:12]}"
     make, become, unbecome, drop = (text.format(name) for text in USERS[connection.vendor])
     quoted = connection.ops.quote_name(name)

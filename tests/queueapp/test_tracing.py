@@ -92,7 +92,8 @@ def test_the_setting_turns_it_on_and_off() -> None:
 def test_nothing_of_it_is_imported_where_it_is_off() -> None:
     code = (
         "import django, sys; django.setup(); import queueapp.queue, workers.processes.child, workers.receiving.pump;"
-        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus_client', 'queueapp.telemetry.s'))])"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus_client', "
+        "'queueapp.telemetry.s'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True

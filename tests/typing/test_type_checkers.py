@@ -1,4 +1,5 @@
-"""mypy and pyright read an example project as its author would: nothing that is right is called wrong, and the reverse."""
+"""mypy and pyright read an example project as its author would: nothing that is right is called wrong, and the
+reverse."""
 
 from __future__ import annotations
 

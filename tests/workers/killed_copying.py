@@ -1,7 +1,8 @@
 """A worker that is killed around one of its statements: ``python -m tests.workers.killed_copying <queue>``.
 
-It is started once and forked for each way to die, in which the worker on the queue begins, meets messages without a recipient,
-and is gone: ``before`` the statement that replaces them, ``after`` it and before its commit, or ``committed``.
+It is started once and forked for each way to die, in which the worker on the queue begins, meets messages without a
+recipient, and is gone: ``before`` the statement that replaces them, ``after`` it and before its commit, or
+``committed``.
 """
 
 from __future__ import annotations

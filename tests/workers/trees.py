@@ -81,8 +81,8 @@ class Tree:
         return self.process.wait(4 * DEADLINE)
 
     def kill(self) -> None:
-        """End what is left of it, its children too: one whose supervisor is gone ends by itself, but only when it has handled
-        what it holds, and what it wrote until then would be in the tables of the next test."""
+        """End what is left of it, its children too: one whose supervisor is gone ends by itself, but only when it has
+        handled what it holds, and what it wrote until then would be in the tables of the next test."""
         self._family |= _family_of(self.process.pid)
         if self.process.poll() is None:
             self.process.kill()

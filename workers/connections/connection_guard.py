@@ -216,7 +216,8 @@ class ConnectionGuard:
         )
 
     def mark_used(self) -> None:
-        """The receiver itself may have used its connection since the last ``after``: the next handler needs ``before``."""
+        """The receiver itself may have used its connection since the last ``after``: the next handler needs
+        ``before``."""
         self.fresh = False
 
     def restore(self) -> None:
@@ -372,7 +373,8 @@ class ConnectionGuard:
             )
         if state is _BUSY:
             return (
-                f"The handler left a statement, a COPY, a pipeline or a transaction() of the driver's on {alias!r} unfinished: "
+                f"The handler left a statement, a COPY, a pipeline or a transaction() of the driver's on {alias!r} "
+                "unfinished: "
                 "leave its `with` block."
             )
         if self._in_atomic:
@@ -382,7 +384,8 @@ class ConnectionGuard:
         expected = self._state if handed is not None else _IDLE if autocommit else _MANUAL
         if not is_closed(connection) or (state is not expected and state in (_IN_TRANSACTION, _FAILED)):
             return (
-                f"The handler left a transaction open on {alias!r}, and what it wrote there is rolled back: leave every "
+                f"The handler left a transaction open on {alias!r}, and what it wrote there is rolled back: leave "
+                "every "
                 "atomic block, and commit what raw SQL began."
             )
         if connection.autocommit != autocommit or state is not expected:
@@ -406,7 +409,8 @@ class ConnectionGuard:
             return f"The handler changed autocommit on {alias!r} inside of the worker's transaction."
         if state is _IDLE or (state is _MANUAL and failed is None):
             return (
-                f"The handler ended the worker's transaction on {alias!r}, which holds its message, by SQL of its own: leave "
+                f"The handler ended the worker's transaction on {alias!r}, which holds its message, by SQL of its own: "
+                "leave "
                 "COMMIT and ROLLBACK to the worker, use atomic() or savepoints."
             )
         return None
@@ -416,7 +420,8 @@ class ConnectionGuard:
         connection, alias = self._connection, self.alias
         if connection.needs_rollback:
             return (
-                f"The handler swallowed an error, or called set_rollback(True), so the transaction on {alias!r} can only be "
+                f"The handler swallowed an error, or called set_rollback(True), so the transaction on {alias!r} can "
+                "only be "
                 "rolled back: do not catch the error, or put an atomic() of its own around the statement that may fail."
             )
         if state is _FAILED:
@@ -429,7 +434,8 @@ class ConnectionGuard:
                 if transaction_intact(seq):
                     return None
             return (
-                f"The handler rolled back the worker's transaction on {alias!r}, which held its message, and began another: "
+                f"The handler rolled back the worker's transaction on {alias!r}, which held its message, and began "
+                "another: "
                 "leave ROLLBACK to the worker, use atomic() or savepoints."
             )
         return None
@@ -515,7 +521,8 @@ class OtherAliases:
                 continue
             if failed is None and connection.closed_in_transaction:
                 reasons.append(
-                    f"The handler closed the connection {alias!r} inside of an atomic block, and what it wrote there is "
+                    f"The handler closed the connection {alias!r} inside of an atomic block, and what it wrote there "
+                    "is "
                     "lost: leave the block first."
                 )
             elif failed is None and not (is_closed(connection) and state_of(connection, backend) is SessionState.GONE):

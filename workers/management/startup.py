@@ -53,7 +53,8 @@ def check_pool(command: BaseCommand, alias: str, queues: Sequence[Any], concurre
         return
     count = len(queues)
     text = (
-        f"the connection pool of database {alias!r} has at most {size} connections (OPTIONS['pool']), and a worker process needs "
+        f"the connection pool of database {alias!r} has at most {size} connections (OPTIONS['pool']), and a worker "
+        "process needs "
         f"{needed}: {count} for the pump{'s' if count != 1 else ''}, {receivers} for receivers, {services} for services"
     )
     remedy = f"set its max_size to {needed} or more, lower --concurrency, or remove the pool"

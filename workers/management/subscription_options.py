@@ -25,7 +25,8 @@ def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]
         count = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
         if not 0 <= count <= MOST_OUTSTANDING:
             raise CommandError(
-                f"--backlog {in_one_line(text, 80)!r} is not accepted: it must be N or QUEUE=N, N a whole number from 0 to "
+                f"--backlog {in_one_line(text, 80)!r} is not accepted: it must be N or QUEUE=N, N a whole number from "
+                "0 to "
                 f"{MOST_OUTSTANDING}."
             )
         if name:
@@ -36,7 +37,8 @@ def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]
 
 
 def read_filters(given: Sequence[str], queues: Sequence[Any]) -> dict[str, str]:
-    """Expressions by the label of a queue. Raises CommandError, which shows the position of an error in the expression."""
+    """Expressions by the label of a queue. Raises CommandError, which shows the position of an error in the
+    expression."""
     filters: dict[str, str] = {}
     for text in given:
         name, _, expression = text.partition("=")
@@ -59,7 +61,8 @@ def read_consumers(given: Sequence[str], queues: Sequence[Any]) -> list[str]:
         if not any(has_one_of(queue, [name]) for queue in queues or registered.queues()):
             known = sorted(entry.name for queue in queues or registered.queues() for entry in registered.of(queue))
             raise CommandError(
-                f"--consumer {in_one_line(name, 200)!r} is not accepted: the consumers of these queues are {', '.join(known) or 'none'}."
+                f"--consumer {in_one_line(name, 200)!r} is not accepted: the consumers of these queues are "
+                f"{', '.join(known) or 'none'}."
             )
     return list(dict.fromkeys(given))
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from queueapp.services.service import FunctionService, Service, stop_all
 
+from ..receiving.pump import QueuePump
 from .signals import Signals
 
 log = logging.getLogger("queueapp.workers")
@@ -210,7 +211,6 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     from .in_flight_slots import InFlightSlots, receivers_and_slots
     from .liveness import LivenessBoard
     from .shared_low_water_marks import SharedLowWaterMarks
-    from .stats_log import INTERVAL, StatsLog
     from .watchdog import Watchdog, interrupt_all
 
     if options.has_metrics:
@@ -231,9 +231,16 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
             own = [slots.slot(used + i) for i in range(slot_count)]
             used += slot_count
         pump = QueuePump(
-            queue, alias, stopping=stages.stopping, slots=own, concurrency=concurrency, quarantine=quarantine,
-            backlog=options.backlogs.get(label), filter=options.filters.get(label, ""), only_consumers=options.only_consumers,
-        )  # fmt: skip
+            queue,
+            alias,
+            stopping=stages.stopping,
+            slots=own,
+            concurrency=concurrency,
+            quarantine=quarantine,
+            backlog=options.backlogs.get(label),
+            filter=options.filters.get(label, ""),
+            only_consumers=options.only_consumers,
+        )
         if marks is not None:
             marks.share(index, pump.marks)
         for slot in own or ():
@@ -356,7 +363,6 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
     from queueapp.consuming.registry import registered
     from queueapp.models import DISPATCHER, MAINTENANCE
     from queueapp.models.queue import holds
-    from queueapp.services.alert_evaluator import AlertEvaluator
     from queueapp.services.connection_timeouts import ConnectionWatchdog
     from queueapp.services.delayed_dispatcher import DelayedDispatcher
     from queueapp.services.expression_evaluator import ExpressionEvaluator
@@ -364,7 +370,7 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
     from queueapp.services.journal_service import JournalService, has_work
     from queueapp.services.leader_election import Elector, role_name
     from queueapp.services.listener import Listener
-    from queueapp.services.maintenance import Maintenance
+    from queueapp.services.maintenance import AlertEvaluator, Maintenance
     from queueapp.services.service_heartbeat import ServiceHeartbeat
 
     from .crash_recovery import FAILED
@@ -433,3 +439,39 @@ if __name__ == "__main__":
     logging.shutdown()
     # Threads that ignore the interruption (a handler in an endless C call) must not keep the process.
     os._exit(code)
+
+
+#: Seconds between two lines.
+INTERVAL = 60.0
+
+
+class StatsLog:
+    """The work of these pumps since the last line."""
+
+    def __init__(self, pumps: Sequence[QueuePump]) -> None:
+        self._pumps = pumps
+        self._before = dict.fromkeys(pumps, (0, 0))
+
+    def log_interval(self) -> None:
+        """Log one line, at INFO."""
+        parts = []
+        for pump in self._pumps:
+            now = pump.stats.handled, pump.stats.failed
+            handled, failed = (new - old for new, old in zip(now, self._before[pump], strict=True))
+            self._before[pump] = now
+            part = f"{pump.queue._meta.label} {handled} handled" + (f", {failed} failed" if failed else "")
+            if state := "paused" if pump.paused else pump.health.degraded_text():
+                part += f" ({state})"
+            parts.append(part)
+        log.info("Worker %d, in %.0f s: %s.", os.getpid(), INTERVAL, "; ".join(parts))
+
+    def log_totals(self) -> None:
+        """Log the work of each pump since its start."""
+        for pump in self._pumps:
+            stats = pump.stats
+            log.info(
+                "%s: received %d, handled %d, failed %d, returned %d, lost leases %d, empty receives %d, peeks %d.",
+                pump.queue._meta.label, stats.received, stats.handled, stats.failed, stats.returned, stats.lost,
+                stats.empty, stats.peeks,
+                extra={"queue": pump.queue._meta.label},
+            )  # fmt: skip

@@ -271,8 +271,14 @@ def _requeue_batch(queue: Any, message: InFlightMessage, text: str) -> None:
                     connection, seq, deliveries=deliveries, cancels=row.cancels, failures=row.failures, token=token
                 )
     label, count = queue._meta.label, len(message.batch)
-    log.warning("%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",
-                label, text, count, message.seq, extra={"queue": label, "seq": message.seq, "count": count})  # fmt: skip
+    log.warning(
+        "%s: a worker process %s in a call with %d messages (from seq %d on); they are handled one by one.",
+        label,
+        text,
+        count,
+        message.seq,
+        extra={"queue": label, "seq": message.seq, "count": count},
+    )
 
 
 def _count(queue: Any, message: InFlightMessage, error: ProcessDied) -> None:

@@ -173,7 +173,8 @@ class SharedSlot:
         self._kept = headers
 
     def several(self, seqs: Sequence[int]) -> None:
-        """Set the messages that the handler that follows is given, at most ``MAX_BATCH``; none: a single message again."""
+        """Set the messages that the handler that follows is given, at most ``MAX_BATCH``; none: a single message
+        again."""
         first = self._base + _HEADERS // 8
         self._words[self._base + _LENGTH] = 0
         self._kept = ""

@@ -129,7 +129,8 @@ class StalledChildren(Service):
             stall.reported = True
             seqs = ", ".join(f"{self._queues[message.queue]._meta.label} seq {message.seq}" for message in in_flight)
             log.warning(
-                "%s (%d) has executed no Python code for %.1f s: a handler keeps the interpreter lock in C code (in flight: "
+                "%s (%d) has executed no Python code for %.1f s: a handler keeps the interpreter lock in C code (in "
+                "flight: "
                 "%s). The supervisor renews its heartbeat and its leases.",
                 child.name, stall.pid, now - stall.since, seqs, extra={"worker": stall.pid},
             )  # fmt: skip

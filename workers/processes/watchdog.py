@@ -104,7 +104,8 @@ def _log_late(receiver: Receiver, running: ActiveHandler | ActiveCallback) -> No
     what = running.what if isinstance(running, ActiveCallback) else running.consumer.registration.name
     seconds = monotonic() - running.started
     log.warning(
-        "%s: %s exceeds its time limit after %.1f s with message %d and is interrupted.", label, what, seconds, running.seq,
+        "%s: %s exceeds its time limit after %.1f s with message %d and is "
+        "interrupted.", label, what, seconds, running.seq,
         extra={"queue": label, "seq": running.seq},
     )  # fmt: skip
 

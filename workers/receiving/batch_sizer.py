@@ -1,16 +1,18 @@
-"""How many messages a receiver claims at once: as many as its handlers do in about ``BATCH_TARGET``, and as many as have about
-``MAX_BATCH_BYTES`` of bodies together.
+"""How many messages a receiver claims at once: as many as its handlers do in about ``BATCH_TARGET``, and as many as
+have about ``MAX_BATCH_BYTES`` of bodies together.
 
-A lease must not wait behind a long handler, so one slow batch shrinks the size at once; growth at most doubles it. No-op handlers
-reach 500 after nine claims, a 1 ms handler settles near 70, a 20 ms handler at 3 (measured). Only handlers count: where claims are
-slow, larger ones are fewer.
+A lease must not wait behind a long handler, so one slow batch shrinks the size at once; growth at most doubles it.
+No-op handlers reach 500 after nine claims, a 1 ms handler settles near 70, a 20 ms handler at 3 (measured). Only
+handlers count: where claims are slow, larger ones are fewer.
 
-Bodies are weighed when they have arrived, so a claim follows those before it. Since a receiver begins with one message and growth
-doubles, bodies of one size stay within the limit from the first claim on, except a single body that is larger. When bodies become
-larger from one claim to the next, one claim of each receiver is over the limit by the same factor, and at the very most
-``MAX_BATCH`` of the largest; the next one is back within it. Weighing costs 30 ns a message.
+Bodies are weighed when they have arrived, so a claim follows those before it. Since a receiver begins with one message
+and growth doubles, bodies of one size stay within the limit from the first claim on, except a single body that is
+larger. When bodies become larger from one claim to the next, one claim of each receiver is over the limit by the same
+factor, and at the very most ``MAX_BATCH`` of the largest; the next one is back within it. Weighing costs 30 ns a
+message.
 
-A consumer that takes batches is another case: a caller that asks for 500 at once wants 500 (``WholeBatches``, ``Multiples``).
+A consumer that takes batches is another case: a caller that asks for 500 at once wants 500 (``WholeBatches``,
+``Multiples``).
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class WholeBatches(BatchSizer):
 
 
 class Multiples(WholeBatches):
-    """Several batches a claim where handlers are fast: calls of 100, claimed and acked by 500, make a fifth of the round trips."""
+    """Several batches a claim where handlers are fast: calls of 100, claimed and acked by 500, make a fifth of the
+    round trips."""
 
     def __init__(self, batch: int, max_batch: int, target_seconds: float) -> None:
         super().__init__(batch)

@@ -3,14 +3,15 @@
 One claim reads three kinds of ranges in one statement, in claim order, so that a priority holds over the whole queue:
 
 * **behind** the low-water marks: the window in which the last peek found a message that was returned or committed late;
-* **ahead** of them: from the mark, or from where the active claims will end if there are no gaps. Two claims of 500 run side by
-  side on neighbouring ranges; where that guess is wrong, SKIP LOCKED resolves it;
+* **ahead** of them: from the mark, or from where the active claims will end if there are no gaps. Two claims of 500 run
+side by side on neighbouring ranges; where that guess is wrong, SKIP LOCKED resolves it;
 * never a range that holds nothing for this process (``SkipRanges``).
 
-What a peek found is a hint. A claim that takes nothing behind the marks says that the window is clear, whatever the peek found: other
-workers have those messages, or hold locks on them, and the next peek reads another window. A claim that comes back short, or fails,
-may leave messages below those of a later claim (a gap): the mark then retreats to where it ended. While a message was returned, no
-claim that began before that advances a mark, since it may have passed the message.
+What a peek found is a hint. A claim that takes nothing behind the marks says that the window is clear, whatever the
+peek found: other workers have those messages, or hold locks on them, and the next peek reads another window. A claim
+that comes back short, or fails, may leave messages below those of a later claim (a gap): the mark then retreats to
+where it ended. While a message was returned, no claim that began before that advances a mark, since it may have passed
+the message.
 
 On a queue with barriers, claims take turns with them (``BarrierGate``).
 """
@@ -33,12 +34,14 @@ from queueapp.receiving.priority64_marks import ClaimStart, Priority64Marks
 from queueapp.sql.claims import MAX_ORDER_KEY, MAX_SEQ, PRIORITY, SEQ, Claimed, PeekResult, SeqRange, order_key
 from queueapp.sql.message_columns import Row
 
-#: On a queue with recipients or priorities, claims of so many messages take turns; smaller ones are those of slow handlers.
+#: On a queue with recipients or priorities, claims of so many messages take turns; smaller ones are those of slow
+#: handlers.
 LARGE_CLAIM = 50
 #: Seconds for which another claim is given way to: behind one that hangs, no message waits for longer.
 PATIENCE = 0.1
-#: After a rescan of all that lies behind the marks, if it took the server more than ``BRIEF`` seconds, the next one begins after
-#: ``LEAST_REST``: where one is short, a tenth of the time is many of them, and no message waits for any of them.
+#: After a rescan of all that lies behind the marks, if it took the server more than ``BRIEF`` seconds, the next one
+#: begins after ``LEAST_REST``: where one is short, a tenth of the time is many of them, and no message waits for any of
+#: them.
 BRIEF, LEAST_REST = 0.001, 0.1
 #: More skip ranges of a level than this are joined where they are nearest to each other: a claim names each of them.
 MAX_SKIP_RANGES = 64
@@ -66,7 +69,8 @@ class ActiveClaim(msgspec.Struct, eq=False):
 
 
 class ClaimContext:
-    """One claim as a context. (A class: a generator takes a microsecond more, and TRANSACTIONAL claims each message by itself.)"""
+    """One claim as a context. (A class: a generator takes a microsecond more, and TRANSACTIONAL claims each message by
+    itself.)"""
 
     __slots__ = ("_active", "_limit", "_tracker", "_turn")
 
@@ -109,13 +113,15 @@ class ClaimTracker:
         self._active: list[ActiveClaim] = []
         #: Ranges behind the marks where the last peek found messages; no claim has found them clear since.
         self.found_behind: list[SeqRange] = []
-        #: A claim left messages to be found, or may have, to one that had given way to it. The pump peeks soon and clears it.
+        #: A claim left messages to be found, or may have, to one that had given way to it. The pump peeks soon and
+        #: clears it.
         self.has_gap = False
         #: When the next window of the rescan is due, by the monotonic clock.
         self.next_window_at = 0.0
         self._skipped: dict[Level, SkipRanges] = {}
-        #: Messages in flight in this process that the database may have released: the session of a TRANSACTIONAL receive was killed,
-        #: and its failed attempt is still to be counted. Changed without the lock: one key at a time.
+        #: Messages in flight in this process that the database may have released: the session of a TRANSACTIONAL
+        #: receive was killed, and its failed attempt is still to be counted. Changed without the lock: one key at a
+        #: time.
         self.excluded: dict[int, bool] = {}
 
     # -- peeks ----------------------------------------------------------------------------------------------------
@@ -131,20 +137,22 @@ class ClaimTracker:
 
     @property
     def rescan_due_at(self) -> float | None:
-        """When the rescan that has begun continues, by the monotonic clock; None: all that lies behind the marks was read."""
+        """When the rescan that has begun continues, by the monotonic clock; None: all that lies behind the marks was
+        read."""
         return self.next_window_at if self.marks.rescanning else None
 
     def peeked(self, peek: PeekResult, behind: Sequence[SeqRange], seconds: float, retreats: int | None = None) -> None:
-        """Take over what a peek found, behind the marks in these ranges. ``retreats``: how often the marks had retreated before it
-        (None: as often as now)."""
+        """Take over what a peek found, behind the marks in these ranges. ``retreats``: how often the marks had
+        retreated before it (None: as often as now)."""
         with self._lock:
             unchanged = retreats is None or retreats == self.marks.retreats
             if peek.behind:
                 # Claimed first, together with what is ahead; the window stays until a claim finds it clear.
                 ends = [only._replace(high=min(only.high, peek.reached)) for only in behind] if peek.reached else behind
                 self.found_behind = [only for only in ends if only.low <= only.high]
-            # A peek for which no window was due has read nothing of it. (Where peeks follow each other without a pause a window often
-            # comes due during one: that passed for a read of the window, and what lay there was found after six seconds.)
+            # A peek for which no window was due has read nothing of it. (Where peeks follow each other without a pause
+            # a window often comes due during one: that passed for a read of the window, and what lay there was found
+            # after six seconds.)
             elif behind and self.marks.is_present(behind[0]):
                 self.found_behind = []
                 ended = self.marks.rescanned(seconds, peek.reached) and self.marks.cycle_seconds > BRIEF
@@ -161,7 +169,8 @@ class ClaimTracker:
     # -- claims ---------------------------------------------------------------------------------------------------
 
     def claim(self, limit: int) -> ClaimContext:
-        """Around the statement that claims at most ``limit`` messages in the ranges of the claim. The caller gives it the rows."""
+        """Around the statement that claims at most ``limit`` messages in the ranges of the claim. The caller gives it
+        the rows."""
         return ClaimContext(self, limit)
 
     def take_turn(self) -> bool:
@@ -213,7 +222,8 @@ class ClaimTracker:
                 return
             gaps = [] if claim.gap is None else [claim.gap]
             if claim.overtaken and (rows is None or len(rows) < claim.limit):
-                # It reached the end, or got nothing: what was committed since may lie between its end and a later claim's start.
+                # It reached the end, or got nothing: what was committed since may lie between its end and a later
+                # claim's start.
                 gaps.append(max(claim.low, rows[-1][SEQ] + 1) if rows else claim.low)
             if gaps:
                 self._leave_gap(min(gaps))
@@ -248,8 +258,8 @@ class ClaimTracker:
         self.excluded.pop(seq, None)
 
     def excludes(self, seq: int) -> bool:
-        """Whether the message is in flight in this process. Asked by a receiver that has claimed it all the same: the ranges of its
-        claim are older than the exclusion, and its statement came after the other one's rollback."""
+        """Whether the message is in flight in this process. Asked by a receiver that has claimed it all the same: the
+        ranges of its claim are older than the exclusion, and its statement came after the other one's rollback."""
         return seq in self.excluded
 
     def excludes_any(self, rows: Sequence[Claimed]) -> bool:
@@ -270,8 +280,8 @@ class ClaimTracker:
     # -- what is not for this process -----------------------------------------------------------------------------
 
     def skip_rows(self, claim: ActiveClaim, rows: Sequence[Claimed], seqs: Set[int]) -> SeqRange | None:
-        """Of the rows of a claim, in claim order, skip these from now on. Return where to read on, if the claim ended with one of
-        them."""
+        """Of the rows of a claim, in claim order, skip these from now on. Return where to read on, if the claim ended
+        with one of them."""
         with self._lock:
             run: list[int] = []
             level = before = None
@@ -332,7 +342,8 @@ class ClaimTracker:
                 skipped = self._skipped.get((only.recipient, only.priority))
                 found += skipped.outside(only) if skipped else [only]
             ranges = found
-        # Nearly always all exclusions are below: a mark advances past what is claimed. (``max`` holds on to Python's lock.)
+        # Nearly always all exclusions are below: a mark advances past what is claimed. (``max`` holds on to Python's
+        # lock.)
         if ranges and max(self.excluded, default=-1) >= min(ranges)[0]:
             for seq in sorted(self.excluded):
                 ranges = [part for only in ranges for part in _without(only, seq)]
@@ -360,8 +371,8 @@ class Priority64Claim(ActiveClaim, kw_only=True):
 class Priority64ClaimTracker(ClaimTracker):
     """The same on a queue with a 64-bit priority (``queueapp.receiving.priority64_marks``).
 
-    An order key (priority and seq) takes the place of a seq: in the mark, in the skip ranges, and in the exclusions. New messages are
-    read before each claim; returned messages and late commits are read before each peek.
+    An order key (priority and seq) takes the place of a seq: in the mark, in the skip ranges, and in the exclusions.
+    New messages are read before each claim; returned messages and late commits are read before each peek.
     """
 
     marks: Priority64Marks
@@ -462,9 +473,9 @@ class Priority64ClaimTracker(ClaimTracker):
 class SkipRanges:
     """Ranges of one level in which nothing that is free has a consumer in this process, so that claims step over them.
 
-    They are ranges and not a list: a million messages of a type that only other workers take are one range. A range is a hint: what
-    is returned inside it (a lease that expired elsewhere, a late commit) is found by reading it again, a piece at a time. The ranges
-    are disjoint and ascending; both ends are included.
+    They are ranges and not a list: a million messages of a type that only other workers take are one range. A range is
+    a hint: what is returned inside it (a lease that expired elsewhere, a late commit) is found by reading it again, a
+    piece at a time. The ranges are disjoint and ascending; both ends are included.
     """
 
     __slots__ = ("_highs", "_lows", "_reread_from")
@@ -542,8 +553,9 @@ class SkipRanges:
 class BarrierGate:
     """Barriers of one queue in one process: they are released, taken, and handled before the messages behind them.
 
-    Claims of the process take turns with its barriers (``gate``): no receiver claims while another one has a barrier in flight, and a
-    claim gets nothing while a barrier waits for this subscriber. So a barrier's handler ends before that of a message behind it begins.
+    Claims of the process take turns with its barriers (``gate``): no receiver claims while another one has a barrier in
+    flight, and a claim gets nothing while a barrier waits for this subscriber. So a barrier's handler ends before that
+    of a message behind it begins.
     """
 
     def __init__(self, queue: Any, alias: str, subscriber: uuid.UUID) -> None:
@@ -553,7 +565,8 @@ class BarrierGate:
         self.is_due = False
 
     def peek(self) -> None:
-        """Release what can be released, and see whether a barrier waits for this process. With every peek of the pump."""
+        """Release what can be released, and see whether a barrier waits for this process. With every peek of the
+        pump."""
         barriers.release(self._queue, self._alias)
         self.is_due = barriers.waiting(self._alias, self._subscriber)
 

@@ -1,7 +1,8 @@
-"""The handlers of one queue in one process: which consumer takes a message, calling it, sync or async, and the gate for quick ones.
+"""The handlers of one queue in one process: which consumer takes a message, calling it, sync or async, and the gate for
+quick ones.
 
-Everything that can be looked up once is looked up once, when the worker starts; per message there is one dict lookup, two decodes and
-the call.
+Everything that can be looked up once is looked up once, when the worker starts; per message there is one dict lookup,
+two decodes and the call.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ MAX_KINDS, FORGET_AFTER = 1024, 60.0
 
 #: Handlers that may run at once where each waits at a gate of its own; see ``HandlerGate``.
 HANDLERS_AT_ONCE = 2
-#: Seconds: of a wait at the gate, and of a quick handler. A slower one waits for something itself, and the more of those wait at once
-#: the better.
+#: Seconds: of a wait at the gate, and of a quick handler. A slower one waits for something itself, and the more of
+#: those wait at once the better.
 GATE_PATIENCE = QUICK = 0.0005
-#: A handler's time counts for so much of what the next is expected to take, and at most for so many times ``QUICK``: one of ten
-#: seconds is no reason to expect that of the next hundred.
+#: A handler's time counts for so much of what the next is expected to take, and at most for so many times ``QUICK``:
+#: one of ten seconds is no reason to expect that of the next hundred.
 _WEIGHT, _MAX_QUICKS = 0.1, 10
 
 #: (fast decoder of the usual body or None, decoder of any body)
@@ -52,7 +53,8 @@ handler_wrappers: list[Callable[[Registration, Callable[[Any, Context], None]], 
 
 
 class Interrupted(Exception):
-    """Raised from outside in the thread or the coroutine of a handler, where the interpreter makes it without arguments."""
+    """Raised from outside in the thread or the coroutine of a handler, where the interpreter makes it without
+    arguments."""
 
     default_text = "the handler was interrupted"
 
@@ -84,8 +86,8 @@ class BoundConsumer:
         limit: timedelta | None = registration.option("timeout") or settings.TIMEOUT
         #: Seconds, or None for no limit.
         self.timeout = limit.total_seconds() if limit else None
-        #: A message that failed so often is not handled again. A consumer's own policy may want more attempts than the project's
-        #: default, so the default does not bound it.
+        #: A message that failed so often is not handled again. A consumer's own policy may want more attempts than the
+        #: project's default, so the default does not bound it.
         option = registration.option
         attempts = option("attempts") or (sys.maxsize if option("policy") else settings.ATTEMPTS)
         self.attempts = min(attempts, registration.queue.delivery.max_deliveries or sys.maxsize)
@@ -261,9 +263,9 @@ class HandlerTable:
         self._subscribers = fanout.read_subscribers(self.queue, connection)
 
     def copy_recipients(self, headers: str) -> tuple[str, ...]:
-        """The consumers that get a copy each of a message with these headers that names no recipient. () where it needs none: one
-        consumer subscribes (unless it has a limit, so that a claim must tell its messages apart), none does, or the headers do not
-        parse."""
+        """The consumers that get a copy each of a message with these headers that names no recipient. () where it needs
+        none: one consumer subscribes (unless it has a limit, so that a claim must tell its messages apart), none does,
+        or the headers do not parse."""
         try:
             names = self._subscribers.of(fanout.types_in(headers))
         except UndecodableMessage:
@@ -300,8 +302,8 @@ class HandlerTable:
         return self._by_name[found[0].name] if found and _is_known(found[0], kind) else None
 
     def knows(self, headers: str) -> bool:
-        """Whether a message with these headers and without a recipient has a consumer here, or is to be copied for several. One whose
-        headers do not parse has: it is kept as poison."""
+        """Whether a message with these headers and without a recipient has a consumer here, or is to be copied for
+        several. One whose headers do not parse has: it is kept as poison."""
         if self.resolver is not None:
             return True
         try:
@@ -338,21 +340,22 @@ def _is_known(registration: Registration, kind: messages.Kind) -> bool:
 class HandlerGate:
     """Lets one quick handler of several receivers run at a time. A queue has ``HANDLERS_AT_ONCE`` gates in one process.
 
-    Python runs one thread at a time. Where handlers take a few tenths of a millisecond, four threads spend as much on handing its
-    lock to each other as on a statement: each answer of the database ends in a wait for the lock, and each of these is a change of
-    threads, mostly to another processor (4.6 a message; 2.5 where a process may use one alone). With two gates, four receivers
-    handle 15 % more, for a tenth less CPU time, than without (8 samples each, by turns, two processors, one ORM insert a message).
-    One handler at a time is 12 % slower, three are no quicker.
+    Python runs one thread at a time. Where handlers take a few tenths of a millisecond, four threads spend as much on
+    handing its lock to each other as on a statement: each answer of the database ends in a wait for the lock, and each
+    of these is a change of threads, mostly to another processor (4.6 a message; 2.5 where a process may use one alone).
+    With two gates, four receivers handle 15 % more, for a tenth less CPU time, than without (8 samples each, by turns,
+    two processors, one ORM insert a message). One handler at a time is 12 % slower, three are no quicker.
 
-    The gate is a hint and no promise: a receiver that waited for ``GATE_PATIENCE`` goes on without it, and none waits for a handler
-    that overstays.
+    The gate is a hint and no promise: a receiver that waited for ``GATE_PATIENCE`` goes on without it, and none waits
+    for a handler that overstays.
     """
 
     __slots__ = ("_lock", "overstayed")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: A receiver has waited in vain for the present handler. Changed without a lock: that costs a wait more, or one less.
+        #: A receiver has waited in vain for the present handler. Changed without a lock: that costs a wait more, or one
+        #: less.
         self.overstayed = False
 
     def enter(self) -> bool:

@@ -1,4 +1,5 @@
-"""Interrupts handlers from outside, in their thread or on their event loop. The caller holds the receiver's ``interrupt_lock``."""
+"""Interrupts handlers from outside, in their thread or on their event loop. The caller holds the receiver's
+``interrupt_lock``."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from .receivers import ActiveHandler, Receiver
 
 
 def cancel(receiver: Receiver, active: ActiveHandler) -> bool:
-    """Stop a handler that an operator cancelled: what is awaited is cancelled, another handler gets ``Cancelled`` in its thread. False:
-    not possible yet, because what is to be awaited has not begun."""
+    """Stop a handler that an operator cancelled: what is awaited is cancelled, another handler gets ``Cancelled`` in
+    its thread. False: not possible yet, because what is to be awaited has not begun."""
     with receiver.interrupt_lock:
         if (
             receiver.active_handler is not active

@@ -1,20 +1,19 @@
 """Two limits on what one process has of a queue at once: messages in flight, and handlers of one consumer.
 
-``InFlightLimit``: how many messages the process may hold (its backlog), counted in memory, exactly. A worker process is one
-subscriber, whatever the number of its receivers. What it declares (``--backlog``) and what the queue allows
-(``max_per_subscription_backlog``) bound it, whichever is less; without either, its batches do. On a queue that shares messages out, it
-then has as many as it has receivers, since others must know its capacity; there the database counts as well what was shared out to it
-and not claimed yet.
+``InFlightLimit``: how many messages the process may hold (its backlog), counted in memory, exactly. A worker process is
+one subscriber, whatever the number of its receivers. What it declares (``--backlog``) and what the queue allows
+(``max_per_subscription_backlog``) bound it, whichever is less; without either, its batches do. On a queue that shares
+messages out, it then has as many as it has receivers, since others must know its capacity; there the database counts as
+well what was shared out to it and not claimed yet.
 
-``ConsumerLimiter``: how many handlers of one consumer run at once (``@consumer(..., concurrency=N)``). A receiver runs one handler at a
-time, so receivers are counted. One takes a permit of the consumer before a claim that may bring messages of it, since what is claimed
-is in flight:
+``ConsumerLimiter``: how many handlers of one consumer run at once (``@consumer(..., concurrency=N)``). A receiver runs
+one handler at a time, so receivers are counted. One takes a permit of the consumer before a claim that may bring
+messages of it, since what is claimed is in flight:
 
-    (none) --before a claim, a permit is free--> taken --the claim brought none of its messages--> (none)
-           --none is free--> (none): the claim leaves the consumer's messages in the queue, and takes those of the others
-    taken  --none of its messages waits in the batch, and a handler of another consumer begins--> (none)
-           --what waited was released--> (none)
-           --the receiver is done--> (none)
+    (none) --before a claim, a permit is free--> taken --the claim brought none of its messages--> (none) --none is
+free--> (none): the claim leaves the consumer's messages in the queue, and takes those of the others taken  --none of
+its messages waits in the batch, and a handler of another consumer begins--> (none) --what waited was released--> (none)
+--the receiver is done--> (none)
 
 No receiver waits for a permit. When one is free that was refused before, the pump peeks again.
 """
@@ -55,7 +54,8 @@ class Pool(Protocol):
 
 
 class InFlightLimit:
-    """The backlog of one pump. ``declared``: by this process; ``allowed``: by the queue; ``shares``: the queue shares messages out."""
+    """The backlog of one pump. ``declared``: by this process; ``allowed``: by the queue; ``shares``: the queue shares
+    messages out."""
 
     def __init__(self, pool: Pool, declared: int | None, allowed: int | None, shares: bool) -> None:
         given = [one for one in (declared, allowed) if one is not None]
@@ -192,7 +192,8 @@ class ConsumerLimiter:
             self._release_unused(permits)
 
     def returned(self, seqs: Sequence[int]) -> None:
-        """These were released, by their receiver or, while that is busy with another one, by the service that renews leases."""
+        """These were released, by their receiver or, while that is busy with another one, by the service that renews
+        leases."""
         with self._releasing():
             for permits in self._permits.values():
                 for name, waiting in list(permits.waiting.items()):
@@ -210,7 +211,8 @@ class ConsumerLimiter:
                     self._release(permits, name)
 
     def around_handler(self, registration: Registration, call: Call) -> Call:
-        """The handler of a consumer of this queue, with or without a limit: while it runs, the receiver needs no other permits."""
+        """The handler of a consumer of this queue, with or without a limit: while it runs, the receiver needs no other
+        permits."""
         name, takes_batch = registration.name, registration.takes_several
 
         def called(message: Any, context: Any) -> None:

@@ -1,25 +1,24 @@
 """The pump: the scheduler of one queue in one worker process, and what a called receiver does.
 
-The scheduler peeks and decides how many receivers are worth calling; it never runs a handler. A receiver claims, handles and ends its own
-batches on its own thread and connection (``receiver_pool``, ``receivers``).
+The scheduler peeks and decides how many receivers are worth calling; it never runs a handler. A receiver claims,
+handles and ends its own batches on its own thread and connection (``receiver_pool``, ``receivers``).
 
-    asleep     --a wake-up, or the peek delay is over--> peeking
-    peeking    --nothing--> asleep
-               --fewer messages than workers, not this worker's turn--> peeking again some milliseconds later
-               --n messages--> calls as many receivers as they are worth, each for its share --> asleep
-    a receiver --a full claim--> continues; while it handles, the pump peeks for more (GROW_WAIT)
-               --its share was there--> idle; the pump peeks at once
-               --a claim that was not full--> idle; the pump peeks once more soon, for what a throttled wake-up did not announce,
-                 and sooner (GROW_WAIT) where another claim had given way to it
-               --an empty claim--> idle; the pump peeks again after a wait that doubles from EMPTY_WAIT to the peek delay
+    asleep     --a wake-up, or the peek delay is over--> peeking peeking    --nothing--> asleep --fewer messages than
+workers, not this worker's turn--> peeking again some milliseconds later --n messages--> calls as many receivers as they
+are worth, each for its share --> asleep a receiver --a full claim--> continues; while it handles, the pump peeks for
+more (GROW_WAIT) --its share was there--> idle; the pump peeks at once --a claim that was not full--> idle; the pump
+peeks once more soon, for what a throttled wake-up did not announce, and sooner (GROW_WAIT) where another claim had
+given way to it --an empty claim--> idle; the pump peeks again after a wait that doubles from EMPTY_WAIT to the peek
+delay
 
-What a peek found is a hint: a message may be gone, or leased to another worker, when it is claimed. So a wake-up always calls a receiver
-while one is idle, and the wait of a new message does not depend on the handlers of others; and an empty claim never leads to the next one
-at once. A single worker needs no peek to know that a wake-up is for it.
+What a peek found is a hint: a message may be gone, or leased to another worker, when it is claimed. So a wake-up always
+calls a receiver while one is idle, and the wait of a new message does not depend on the handlers of others; and an
+empty claim never leads to the next one at once. A single worker needs no peek to know that a wake-up is for it.
 
-Many workers on a small backlog divide it without communicating: all of them find the same messages, each knows its rank among the live
-workers of the queue (from the heartbeat), and the first message's seq says which of them comes first, so that their shares add up. Eight
-workers on 5 to 34 messages: 1 % of the claims are in vain; when each took all of it for its own, 32 %.
+Many workers on a small backlog divide it without communicating: all of them find the same messages, each knows its rank
+among the live workers of the queue (from the heartbeat), and the first message's seq says which of them comes first, so
+that their shares add up. Eight workers on 5 to 34 messages: 1 % of the claims are in vain; when each took all of it for
+its own, 32 %.
 """
 
 from __future__ import annotations
@@ -58,11 +57,12 @@ EMPTY_WAIT = 0.01
 REREADS = 3
 #: After more empty claims in a row than this, no earlier peek covers for a throttled wake-up.
 COVERING = 3
-#: So many seconds after a full claim the pump checks whether more receivers are of use, and after a claim that came back short below
-#: another one, whether messages were sent meanwhile: too late for the one, and the other one claimed above them.
+#: So many seconds after a full claim the pump checks whether more receivers are of use, and after a claim that came
+#: back short below another one, whether messages were sent meanwhile: too late for the one, and the other one claimed
+#: above them.
 GROW_WAIT = 0.005
-#: What a peek found holds for so many seconds where other workers peek as well: eight of them on two cores that take one message at a
-#: time were in vain 1.4 % of the time with it, 3 % with 10 ms, 5 % with 20 ms.
+#: What a peek found holds for so many seconds where other workers peek as well: eight of them on two cores that take
+#: one message at a time were in vain 1.4 % of the time with it, 3 % with 10 ms, 5 % with 20 ms.
 PEEK_LIFETIME = 0.005
 #: Seconds to wait per position in the queue when it is another worker's turn.
 TURN = 0.003
@@ -80,8 +80,8 @@ def queue_position(first: int, rank: int, workers: int) -> int:
 
 
 class PeekSchedule:
-    """When the pump peeks next, and why. Receivers, wake-ups and the pump write it without a lock: each attribute is one fact, and a
-    lost update costs one peek."""
+    """When the pump peeks next, and why. Receivers, wake-ups and the pump write it without a lock: each attribute is
+    one fact, and a lost update costs one peek."""
 
     def __init__(self) -> None:
         #: Set to end the pump's wait.
@@ -92,7 +92,8 @@ class PeekSchedule:
         self.covered_at = 0.0
         #: A wake-up found no idle receiver: the first that is done claims again.
         self.unserved = False
-        #: When to check whether more receivers are of use, while one handles what a full claim got; or for what a claim left to be found.
+        #: When to check whether more receivers are of use, while one handles what a full claim got; or for what a claim
+        #: left to be found.
         self.grow_at: float | None = None
         #: Claims in a row that got nothing.
         self.empty_claims = 0
@@ -109,16 +110,17 @@ class PeekSchedule:
         self.wake.set()
 
     def covering(self, next_peek: float) -> float:
-        """When to peek: soon after a receiver was done, and no sooner, since a throttled wake-up may not have announced what was sent
-        meanwhile. Where claims are in vain again and again, peeks have found that since; what others hold is not to be claimed twenty
-        times a second."""
+        """When to peek: soon after a receiver was done, and no sooner, since a throttled wake-up may not have announced
+        what was sent meanwhile. Where claims are in vain again and again, peeks have found that since; what others hold
+        is not to be claimed twenty times a second."""
         if self.empty_claims > COVERING:
             return next_peek
         return min(next_peek, self.covered_at) if self.covered_at > self.peeked_at else next_peek
 
 
 class QueuePump:
-    """Receives one queue in this process until ``stopping`` is set. ``run`` is the body of its thread. Implements ``ReceiverEvents``."""
+    """Receives one queue in this process until ``stopping`` is set. ``run`` is the body of its thread. Implements
+    ``ReceiverEvents``."""
 
     def __init__(
         self,
@@ -134,8 +136,8 @@ class QueuePump:
         filter: str = "",
         only_consumers: Collection[str] = (),
     ) -> None:
-        """``backlog`` and ``filter`` are what this process subscribes with; see ``InFlightLimit`` and ``SubscriberFilter``.
-        ``only_consumers``: see ``HandlerTable``."""
+        """``backlog`` and ``filter`` are what this process subscribes with; see ``InFlightLimit`` and
+        ``SubscriberFilter``. ``only_consumers``: see ``HandlerTable``."""
         self.queue = queue
         self.alias = alias
         self.stopping = stopping
@@ -330,7 +332,8 @@ class QueuePump:
         return bool(messages)
 
     def assigned_messages(self) -> int:
-        """Messages that a peek counted and that busy receivers will claim. Those of a slow receiver may be claimed by others."""
+        """Messages that a peek counted and that busy receivers will claim. Those of a slow receiver may be claimed by
+        others."""
         now = monotonic()
         shares = ((one.active_handler or one.active_callback, one) for one in self.pool.receivers)
         return self.pool.assigned + sum(
@@ -340,8 +343,9 @@ class QueuePump:
         )
 
     def _submit_for(self, messages: int) -> None:
-        """Call receivers for so many messages, each for its share: one for each message, or for each batch where handlers are fast. Of
-        many workers each calls one: what they found is old by the time of their claims, and one receiver is in vain once at most."""
+        """Call receivers for so many messages, each for its share: one for each message, or for each batch where
+        handlers are fast. Of many workers each calls one: what they found is old by the time of their claims, and one
+        receiver is in vain once at most."""
         receivers = min(-(-messages // self._batch_size()), self.pool.idle)
         if self.workers > 1 or self.health.is_degraded:
             receivers = min(receivers, 1)
@@ -427,7 +431,8 @@ class QueuePump:
             if count:
                 schedule.empty_claims = 0
             else:
-                health.breaker.success()  # the database answered; else the breaker would stay open until there is a message
+                # The database answered; else the breaker would stay open until there is a message.
+                health.breaker.success()
                 state.stats.empty += 1
                 schedule.empty_claims += 1
                 if state.limiter is not None:
@@ -484,7 +489,8 @@ class QueuePump:
         schedule.covered_at = monotonic() + settings.NOTIFY_INTERVAL.total_seconds()
         if self.state.claims.has_gap and schedule.grow_at is None and schedule.empty_claims <= COVERING:
             schedule.grow_at = monotonic() + GROW_WAIT
-        # Many workers on one backlog: what the other receivers of this one are to claim must not be counted again meanwhile.
+        # Many workers on one backlog: what the other receivers of this one are to claim must not be counted again
+        # meanwhile.
         if schedule.share_used_up and (self.workers == 1 or not self.pool.busy):
             schedule.share_used_up, schedule.is_due = False, True
         schedule.wake.set()

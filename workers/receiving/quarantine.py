@@ -1,24 +1,25 @@
-"""Poison-pill isolation: a message that may have killed a process is handled away from others. The message itself says so
-(``failures.limits.suspicion``).
+"""Poison-pill isolation: a message that may have killed a process is handled away from others. The message itself says
+so (``failures.limits.suspicion``).
 
-When a process dies, each message that it had in flight is counted, and most of those are innocent. If a killer strikes again with the
-same neighbours, they are counted with it until all of them are poison together. So each time the next death is to be counted against
-fewer, and everything else goes on at full speed:
+When a process dies, each message that it had in flight is counted, and most of those are innocent. If a killer strikes
+again with the same neighbours, they are counted with it until all of them are poison together. So each time the next
+death is to be counted against fewer, and everything else goes on at full speed:
 
-    0  no process died of it           leased in batches as large as handlers allow
-    1  it was one of many              all that a whole tree had leased is counted by its unacknowledged deliveries. At most
-                                       ``SMALL_BATCH`` of them are leased at once: the next death leaves few that were lost twice
-    2  it was one of few               in flight in a process that died, as its supervisor recorded, or lost among ``SMALL_BATCH``.
-                                       It is handled by itself in its process; one that no supervisor recorded is leased by itself too
+    0  no process died of it           leased in batches as large as handlers allow 1  it was one of many
+all that a whole tree had leased is counted by its unacknowledged deliveries. At most ``SMALL_BATCH`` of them are leased
+at once: the next death leaves few that were lost twice 2  it was one of few               in flight in a process that
+died, as its supervisor recorded, or lost among ``SMALL_BATCH``. It is handled by itself in its process; one that no
+supervisor recorded is leased by itself too
 
-A TRANSACTIONAL message that is rolled back with its whole tree leaves no trace: while its queue tracks crashes (the heartbeat
-decides) its deliveries are committed as leases, and then it does.
+A TRANSACTIONAL message that is rolled back with its whole tree leaves no trace: while its queue tracks crashes (the
+heartbeat decides) its deliveries are committed as leases, and then it does.
 
-A process that has just started knows nothing yet, and killers strike just then: what its other queues have leased at that moment,
-to find out what it is, would be counted each time. So the first message of each queue is leased by itself, until it is known.
+A process that has just started knows nothing yet, and killers strike just then: what its other queues have leased at
+that moment, to find out what it is, would be counted each time. So the first message of each queue is leased by itself,
+until it is known.
 
-No receiver waits longer than ``MAX_WAIT``, and none for a suspected message whose handler takes longer: this decides which message is
-counted, and is no matter of safety. While there is none, it costs each message a look at ``wanted``.
+No receiver waits longer than ``MAX_WAIT``, and none for a suspected message whose handler takes longer: this decides
+which message is counted, and is no matter of safety. While there is none, it costs each message a look at ``wanted``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from queueapp.sql.claims import DELIVERIES, Claimed
 
 #: Messages of a batch while some of them were lost once.
 SMALL_BATCH = 25
-#: Seconds: of a wait for a turn; and so long after the last suspected message its queue is leased as if there was another, because
-#: its neighbours come next.
+#: Seconds: of a wait for a turn; and so long after the last suspected message its queue is leased as if there was
+#: another, because its neighbours come next.
 MAX_WAIT, QUARANTINE_TTL = 5.0, 1.0
 
 
@@ -50,13 +51,14 @@ class _Pool(Protocol):
 
 
 class Quarantine:
-    """Which receiver may handle; one per process, shared by all of its receivers. A receiver is ``inside`` before it looks at
-    ``wanted``, and looks again when it no longer is, so that neither misses the other without a lock."""
+    """Which receiver may handle; one per process, shared by all of its receivers. A receiver is ``inside`` before it
+    looks at ``wanted``, and looks again when it no longer is, so that neither misses the other without a lock."""
 
     def __init__(self) -> None:
         #: The receivers of all queues of this process.
         self.pools: list[_Pool] = []
-        #: Suspected messages in flight or waiting for their turn: receivers of other messages have to ``enter`` and to ``leave``.
+        #: Suspected messages in flight or waiting for their turn: receivers of other messages have to ``enter`` and to
+        #: ``leave``.
         self.wanted = 0
         #: How long the others wait for the newest of them.
         self.wait_until = 0.0
@@ -64,7 +66,8 @@ class Quarantine:
         self._leasing = threading.Lock()
 
     def enter(self, receiver: _Receiver, quarantined: bool) -> None:
-        """Wait for a turn: a suspected message until no other receiver is inside, others until there is no suspected message."""
+        """Wait for a turn: a suspected message until no other receiver is inside, others until there is no suspected
+        message."""
         deadline = monotonic() + MAX_WAIT
         with self._cond:
             if quarantined:
@@ -97,8 +100,8 @@ class Quarantine:
 
     @contextmanager
     def leasing_alone(self, stopping: threading.Event) -> Iterator[LeaseLock | None]:
-        """From before the claim to the end: a message that waited in its batch for its turn would be counted with the killer that had
-        it. Waits no longer than ``MAX_WAIT``. None: the process stops."""
+        """From before the claim to the end: a message that waited in its batch for its turn would be counted with the
+        killer that had it. Waits no longer than ``MAX_WAIT``. None: the process stops."""
         deadline = monotonic() + MAX_WAIT
         lock = LeaseLock(self._leasing)
         while not stopping.is_set() and not lock.take(0.1) and monotonic() < deadline:
@@ -131,8 +134,8 @@ class LeaseLock:
 
 
 class BatchLimit:
-    """The level of isolation at which a queue is leased; one per queue and process. Several receivers write it without a lock: a lost
-    update costs a batch at most."""
+    """The level of isolation at which a queue is leased; one per queue and process. Several receivers write it without
+    a lock: a lost update costs a batch at most."""
 
     __slots__ = ("_level", "_until", "is_known")
 

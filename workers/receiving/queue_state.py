@@ -1,4 +1,5 @@
-"""What the receivers of one queue share in one process: where they claim, its statements, its health, and what is counted.
+"""What the receivers of one queue share in one process: where they claim, its statements, its health, and what is
+counted.
 
 ``QueueHealth`` has the circuit breakers and the throttle:
 
@@ -6,8 +7,8 @@
     throttled   --a handler succeeds--> full speed
     full speed  --a claim or an ack fails--> degraded: one receiver probes the database --it is answered--> full speed
 
-The pump makes one ``QueueState`` and gives it to its receivers. It starts nothing, and waits for nothing but a breaker or the
-throttle. What it reports goes to the pump by ``ReceiverEvents``.
+The pump makes one ``QueueState`` and gives it to its receivers. It starts nothing, and waits for nothing but a breaker
+or the throttle. What it reports goes to the pump by ``ReceiverEvents``.
 """
 
 from __future__ import annotations
@@ -109,24 +110,27 @@ class QueueHealth:
         return bool(self.breaker.failures) or self.throttled
 
     def is_probing(self, handling_since: float) -> bool:
-        """Whether a receiver probes that has been in a handler since then. A handler says nothing of the database, and one that
-        began before an outage says nothing of the outage: either may last an hour."""
+        """Whether a receiver probes that has been in a handler since then. A handler says nothing of the database, and
+        one that began before an outage says nothing of the outage: either may last an hour."""
         return self.throttled and handling_since >= self._throttled_at
 
     def warn_session_changed(self, consumer: str, statement: str) -> None:
-        """A handler has changed its session for good, which costs a new one after each of its messages. Logged once per consumer."""
+        """A handler has changed its session for good, which costs a new one after each of its messages. Logged once per
+        consumer."""
         if consumer not in self._session_changers:
             self._session_changers.add(consumer)
             log.warning(
-                "%s: %s changes its database session permanently (%s). The session is replaced after each message, so that the next "
-                "message does not inherit the change; that takes milliseconds. Change it for one transaction only (SET LOCAL).",
+                "%s: %s changes its database session permanently (%s). The session is replaced after each message, so "
+                "that the next "
+                "message does not inherit the change; that takes milliseconds. Change it for one transaction only (SET "
+                "LOCAL).",
                 self._label, consumer, " ".join(statement.split()) or "in a function, or on the driver's connection",
                 extra={"queue": self._label, "consumer": consumer},
             )  # fmt: skip
 
     def retry_after(self, error: BaseException, breaker: circuit_breaker.CircuitBreaker, connection: Any) -> bool:
-        """After a database error: close the connection and wait as long as the breaker says. Return whether to try again; False
-        only when the process stops."""
+        """After a database error: close the connection and wait as long as the breaker says. Return whether to try
+        again; False only when the process stops."""
         kind = backend_of(connection).error_kind(error)
         if kind is ErrorKind.DEADLOCK:
             self._stopping.wait(random.uniform(0, 0.02))
@@ -210,9 +214,11 @@ class QueueState:
         if self.limiter is not None:
             self.limiter.events = events
         self._plain = self.barriers is None and self.limiter is None
-        #: TRANSACTIONAL: commit each delivery before its handler runs. Set by the heartbeat (see ``CRASH_TRACKING_PERIOD``).
+        #: TRANSACTIONAL: commit each delivery before its handler runs. Set by the heartbeat (see
+        #: ``CRASH_TRACKING_PERIOD``).
         self.crash_tracking = False
-        #: Messages that failed in a transaction with others (``Delivery.transaction_size``): each is to be handled by itself.
+        #: Messages that failed in a transaction with others (``Delivery.transaction_size``): each is to be handled by
+        #: itself.
         self.isolated: set[int] = set()
         #: Held by the receiver that waits for more messages (``batch_wait``).
         self.gathering = threading.Lock()
@@ -250,8 +256,8 @@ class QueueState:
         return claim if self.barriers is None else self.barriers.around_claim(claim)
 
     def prepare_peek(self) -> None:
-        """Before a peek, what the peek itself does not do: with 64-bit priorities, find late commits and returned messages; release
-        barriers."""
+        """Before a peek, what the peek itself does not do: with 64-bit priorities, find late commits and returned
+        messages; release barriers."""
         if isinstance(self.claims, Priority64ClaimTracker):
             self.claims.rescan(self.sql, connections[self.alias])
         if self.barriers is not None:
@@ -268,8 +274,8 @@ class QueueState:
         return visible
 
     def claimed(self, rows: Sequence[Claimed], full: bool) -> None:
-        """A receiver claimed these rows and is about to handle them, which may take long: if there may be more, this is where another
-        receiver is asked for."""
+        """A receiver claimed these rows and is about to handle them, which may take long: if there may be more, this is
+        where another receiver is asked for."""
         self.stats.received += len(rows)
         self.health.breaker.success()
         if self.limiter is not None:

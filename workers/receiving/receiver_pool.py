@@ -3,9 +3,9 @@
     (none) --submit--> busy --the claims reached the end--> idle --submit--> busy
                                                             idle --IDLE_SECONDS, unless it is the last--> (none)
 
-A receiver is started when work is submitted and none is idle; each holds a database connection. The concurrency can change at any
-time: receivers above it end with the message in flight. Stopping can come at any instant: a thread is registered from the moment it
-runs and not before, and none is started after ``close``.
+A receiver is started when work is submitted and none is idle; each holds a database connection. The concurrency can
+change at any time: receivers above it end with the message in flight. Stopping can come at any instant: a thread is
+registered from the moment it runs and not before, and none is started after ``close``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class ReceiverPool:
         return max(0, self.concurrency - self.busy)
 
     def submit(self, receivers: int, messages: int | None = None) -> int:
-        """Call so many receivers, as far as the concurrency allows, each for at most so many messages; return how many were called."""
+        """Call so many receivers, as far as the concurrency allows, each for at most so many messages; return how many
+        were called."""
         with self.condition:
             if self._closed:
                 return 0
@@ -112,8 +113,8 @@ class ReceiverPool:
         return True
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Change how many receivers there may be at once, at any time: those above it end with the message in flight. Safe from any
-        thread. Raises InvalidOption."""
+        """Change how many receivers there may be at once, at any time: those above it end with the message in flight.
+        Safe from any thread. Raises InvalidOption."""
         if not 1 <= concurrency <= self.max_concurrency:
             raise InvalidOption("concurrency", concurrency, f"a whole number from 1 to {self.max_concurrency}")
         with self.condition:
@@ -182,7 +183,8 @@ class ReceiverPool:
                 self._live -= 1
                 self.busy -= called
                 if self.calls and self.busy > self._live:
-                    # It was counted on for a call. The other threads may be in long handlers: the next peek calls again.
+                    # It was counted on for a call. The other threads may be in long handlers: the next peek calls
+                    # again.
                     self.calls.pop()
                     self.busy -= 1
         finally:
@@ -193,10 +195,12 @@ class ReceiverPool:
                 self.threads.discard(thread)
                 self.condition.notify_all()
             if failed and ready:
-                self._events.receiver_done()  # where none can be made the next peek tries again, and no sooner: each logs why
+                # Where none can be made the next peek tries again, and no sooner: each logs why.
+                self._events.receiver_done()
 
     def _close_connections(self) -> None:
-        """Whatever state the last handler has left this thread in: a thread that is not counted out would be waited for."""
+        """Whatever state the last handler has left this thread in: a thread that is not counted out would be waited
+        for."""
         _set_running_loop(None)
         try:
             connections[self._alias].close()
@@ -211,8 +215,8 @@ class ReceiverPool:
             return self._free_slots.pop()
 
     def _next_call(self) -> tuple[bool, int | None]:
-        """(True, messages) of the next call; (False, None) when this thread is to end. Decided under the lock: a call that came
-        between the decision and the end of the thread would count on it."""
+        """(True, messages) of the next call; (False, None) when this thread is to end. Decided under the lock: a call
+        that came between the decision and the end of the thread would count on it."""
         deadline = monotonic() + IDLE_SECONDS
         with self.condition:
             while True:

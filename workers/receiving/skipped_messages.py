@@ -1,6 +1,8 @@
-"""Messages of a queue that are not for this process: of a type without a consumer here, or that its filter does not match.
+"""Messages of a queue that are not for this process: of a type without a consumer here, or that its filter does not
+match.
 
-They stay in the queue for other workers. Claims skip them (``claim_tracker.SkipRanges``), and they are read again from time to time.
+They stay in the queue for other workers. Claims skip them (``claim_tracker.SkipRanges``), and they are read again from
+time to time.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class SkippedMessages:
         self._scan_lock, self._types_lock = threading.Lock(), threading.Lock()
 
     def skip(self, claim: ActiveClaim, rows: Sequence[Claimed], seqs: Sequence[int]) -> None:
-        """Of the rows of this claim, these are not for this process: they stay in the queue, and claims skip them. Many more may
-        follow them: those are read without being claimed."""
+        """Of the rows of this claim, these are not for this process: they stay in the queue, and claims skip them. Many
+        more may follow them: those are read without being claimed."""
         state, skipped = self._state, set(seqs)
         state.stats.skipped += len(skipped)
         for row in rows:
@@ -57,13 +59,14 @@ class SkippedMessages:
                 self._scan_lock.release()
 
     def skip_unassigned(self, claim: ActiveClaim, rows: Sequence[Claimed]) -> None:
-        """No live subscriber's filter matches these, of a queue that shares messages out: the next claim reads behind them."""
+        """No live subscriber's filter matches these, of a queue that shares messages out: the next claim reads behind
+        them."""
         self._state.stats.skipped += len(rows)
         self._state.claims.skip_rows(claim, rows, {row[SEQ] for row in rows})
 
     def reread(self, pieces: int) -> None:
-        """Read some of the skip ranges again: a message for this process may have been returned there. For a tenth of the time at
-        most: under load there are two hundred peeks a second."""
+        """Read some of the skip ranges again: a message for this process may have been returned there. For a tenth of
+        the time at most: under load there are two hundred peeks a second."""
         state = self._state
         connection = connections[state.alias]
         started = monotonic()
@@ -112,7 +115,8 @@ class SkippedMessages:
         return heads
 
     def _is_foreign(self, head: tuple[Any, ...], stretch: SeqRange) -> bool:
-        """Whether it is not for this process. What is to be copied for several consumers is, whatever its filter matches."""
+        """Whether it is not for this process. What is to be copied for several consumers is, whatever its filter
+        matches."""
         handlers, filter = self._state.handlers, self._state.filter
         if not stretch.recipient and handlers.copies and handlers.copy_recipients(head[1]):
             return False

@@ -1,7 +1,7 @@
 """A Spark session inside this process, for jobs that run where the database is: quick to start, quiet, no web page.
 
-A cluster does not need it: there ``spark-submit`` creates the session and ``queueapp.contrib.spark.register`` is all. One JVM
-lives as long as this Python process, also when that is killed; a second session reuses it.
+A cluster does not need it: there ``spark-submit`` creates the session and ``queueapp.contrib.spark.register`` is all.
+One JVM lives as long as this Python process, also when that is killed; a second session reuses it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ class NotDone(RuntimeError):
 
 @contextmanager
 def by_celery(folder: Path) -> Iterator[Callable[[], int]]:
-    """Send the task and start a worker, which ends with the block; what is yielded waits and returns how many rows went."""
+    """Send the task and start a worker, which ends with the block; what is yielded waits and returns how many rows
+    went."""
     log = folder / "demo-celery.log"
     log.unlink(missing_ok=True)
     worker = ChildProcess("runcelery", "worker", log=log)

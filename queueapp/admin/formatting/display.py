@@ -70,8 +70,8 @@ def of_seconds(seconds: float | None) -> str:
 
 
 def moment(at: datetime | None) -> Any:
-    """A time to the second in the time zone of the site. Near the limits of datetime (.NET's MaxValue is a time of expiry)
-    the conversion overflows, and the time is shown as stored."""
+    """A time to the second in the time zone of the site. Near the limits of datetime (.NET's MaxValue is a time of
+    expiry) the conversion overflows, and the time is shown as stored."""
     if at is None:
         return NOTHING
     try:

@@ -6,8 +6,8 @@
       +-------cancel---------+
     ready, lease expired ----expires----> expired                       (never received; deleted by the next purge)
 
-A message that is leased when it expires stays leased: its holder may still ack it. A message that another program inserted
-into a queue with expressions is *pending evaluation* until they are evaluated; then it is ready, or gone.
+A message that is leased when it expires stays leased: its holder may still ack it. A message that another program
+inserted into a queue with expressions is *pending evaluation* until they are evaluated; then it is ready, or gone.
 """
 
 from __future__ import annotations

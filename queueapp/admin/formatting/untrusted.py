@@ -1,8 +1,8 @@
 """Untrusted text on a page: ids, headers, bodies and exception texts of messages.
 
-Every text from a message reaches a page through this module or Django's escaping, and within a bound. Escaping stops markup; it
-does not stop characters that are invisible, that reverse the reading order of a line, or that a terminal executes after copy and
-paste. Those are shown by their code point.
+Every text from a message reaches a page through this module or Django's escaping, and within a bound. Escaping stops
+markup; it does not stop characters that are invisible, that reverse the reading order of a line, or that a terminal
+executes after copy and paste. Those are shown by their code point.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lists over tables of any size: no page takes longer because the table has grown.
 
-Three rules: the count stops at ``COUNTED``, and with it the deepest page. An index gives the order. A filter without an index (a
-state, a type, part of an id) reads a window of ``WINDOW`` rows; the page says so and links to the next window.
+Three rules: the count stops at ``COUNTED``, and with it the deepest page. An index gives the order. A filter without an
+index (a state, a type, part of an id) reads a window of ``WINDOW`` rows; the page says so and links to the next window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from django.http import HttpRequest
 
 from ..databases import StrictChangeList
 from ..formatting.display import at_least
-from . import limits
+from . import search
 
 
 class CappedPaginator(Paginator):
@@ -30,7 +30,7 @@ class CappedPaginator(Paginator):
 
 def capped_count(rows: Any) -> int:
     """The number of rows, or ``COUNTED`` + 1. Without an order, so that any rows can be counted."""
-    return int(rows.order_by().values("pk")[: limits.COUNTED + 1].count())
+    return int(rows.order_by().values("pk")[: search.COUNTED + 1].count())
 
 
 class ByteLength(Func):
@@ -79,7 +79,7 @@ class BoundedChangeList(StrictChangeList):
         if self.start is not None:
             rows = rows.filter(**{self.start_parameter: self.start})
         # Skips index entries and reads one row: 10 ms.
-        end = list(rows.values_list(self.column, flat=True)[limits.WINDOW - 1 : limits.WINDOW])
+        end = list(rows.values_list(self.column, flat=True)[search.WINDOW - 1 : search.WINDOW])
         if not end:
             return found
         self.window_end = end[0]
@@ -120,17 +120,17 @@ class BoundedChangeList(StrictChangeList):
     @property
     def window_size(self) -> int:
         """The rows that a filter without an index reads."""
-        return limits.WINDOW
+        return search.WINDOW
 
     @property
     def counted_all(self) -> bool:
         """Whether the count is exact."""
-        return bool(self.result_count <= limits.COUNTED)
+        return bool(self.result_count <= search.COUNTED)
 
     @property
     def count_text(self) -> str:
         """The capped number of matching rows."""
-        return at_least(self.result_count, limits.COUNTED)
+        return at_least(self.result_count, search.COUNTED)
 
     @property
     def pages(self) -> Any:

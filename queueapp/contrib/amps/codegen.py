@@ -1,7 +1,7 @@
 """Queues as a module of Python, formatted as ruff formats it.
 
-Whatever comes from the configuration is a string literal or stands in a comment, in one line without control characters:
-nothing in it can become code.
+Whatever comes from the configuration is a string literal or stands in a comment, in one line without control
+characters: nothing in it can become code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from .convert import Imported, ImportedQueue
 from .diagnostics import shown
-from .literals import LINE, assignment, text_literal
+from .elements import LINE, assignment, text_literal
 
 #: Where the names of the generated module come from; no class of a queue may have one of them.
 PUBLIC = ("Drop", "ExpirationModel", "FairnessModel", "Leasing", "Queue", "Semantics")

@@ -1,14 +1,19 @@
 """Converts the elements of a configuration to queues, findings and notes.
 
-An element that is not mapped is left out of the class and becomes a finding; the rest of its queue is written, so that one run
-reports everything. A note is about an element that is mapped differently, or about its effect here.
+An element that is not mapped is left out of the class and becomes a finding; the rest of its queue is written, so that
+one run reports everything. A note is about an element that is mapped differently, or about its effect here.
 """
 
 from __future__ import annotations
 
+import keyword
+import re
+import unicodedata
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from ...models.delivery.topics import is_pattern
 from .diagnostics import Finding, NotMapped, UnreadableConfiguration, shown
@@ -24,8 +29,6 @@ from .elements import (
     Known,
     Value,
 )
-from .naming import Names
-from .topics import LoggedTopic, covers, matches
 from .units import with_variables
 from .xml_reader import Element, read
 
@@ -39,7 +42,10 @@ _NO_QUEUES = (
     "ConflatedTopicDefinition",
     "TopicReplica",
 )
-_INCLUDED = "the file that it names is not read: import what `ampServer --dump-config` prints, which has the files in their places"
+_INCLUDED = (
+    "the file that it names is not read: import what `ampServer --dump-config` prints, which has the files in "
+    "their places"
+)
 _NOT_DISTRIBUTED = "queues of several instances are not built yet; this one is made for this database alone"
 
 
@@ -93,7 +99,8 @@ class _Import:
             self._add(root)
         else:
             raise UnreadableConfiguration(
-                f"{shown(self._path)}:{root.line}: <{shown(root.name)}> is no configuration of AMPS, which is an <AMPSConfig>; "
+                f"{shown(self._path)}:{root.line}: <{shown(root.name)}> is no configuration of AMPS, which is an "
+                "<AMPSConfig>; "
                 "its <SOW> alone, or one queue of it, is read as well."
             )
         for findings in (self._result.unmapped, self._result.notes):
@@ -198,7 +205,8 @@ class _Import:
         queue.options["on_expired"] = Value(None, DROP_ALL)
         if "MaxPerSubscriptionBacklog" not in given:
             queue.comments.append(
-                "max_per_subscription_backlog = 1 is AMPS' default. A worker with one message at a time handles a fraction of what "
+                "max_per_subscription_backlog = 1 is AMPS' default. A worker with one message at a time handles a "
+                "fraction of what "
                 "it handles in batches: raise it unless the subscribers need that."
             )
 
@@ -326,3 +334,69 @@ class _Import:
 def _meant(name: str, known: list[str]) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.7)
     return f"; {close[0]} may be meant" if close else ""
+
+
+class LoggedTopic(NamedTuple):
+    """A topic that the transaction log keeps; of any type where that is ""."""
+
+    name: str
+    message_type: str
+
+
+def matches(topic: str, name: str) -> bool:
+    """Whether ``name`` is this topic, or one of those that this expression names; a broken one names none."""
+    if topic == name:
+        return True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of sets that Python may read otherwise one day
+            return is_pattern(topic) and re.search(topic, name) is not None
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def covers(logged: str, topic: str) -> bool:
+    """Whether a logged topic has messages of the topic. Two expressions cannot be compared, so they may."""
+    if is_pattern(topic):
+        return is_pattern(logged) or matches(topic, logged)
+    return matches(logged, topic)
+
+
+#: Of a table; PostgreSQL cuts names at 63 bytes, and the names of indexes are made from it.
+LONGEST = 50
+
+
+class Names:
+    """Names that were given; each is given once. Django compares names of models without case."""
+
+    def __init__(self, taken: tuple[str, ...]) -> None:
+        self._taken = {name.lower() for name in taken}
+        self._tables: set[str] = set()
+
+    def of(self, queue: str) -> tuple[str, str]:
+        """(class, table) for a queue of this name."""
+        words = _words(queue)
+        stem = "".join(word[:1].upper() + word[1:] for word in words)[:LONGEST]
+        if not stem[:1].isalpha():
+            stem = f"Q{stem}" if stem else "Queue"
+        if stem.lower() in self._taken or keyword.iskeyword(stem):
+            stem = f"{stem}Queue"
+        table = "_".join(word.lower() for word in words)[:LONGEST].strip("_")
+        if not table[:1].isalpha():
+            table = f"q_{table}" if table else "queue"
+        return _unused(stem, self._taken, "{}{}"), _unused(table, self._tables, "{}_{}")
+
+
+def _words(name: str) -> list[str]:
+    """The runs of letters and digits in it, without accents; a hump (``newOrders``) begins a word."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.findall(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+", plain)
+
+
+def _unused(name: str, taken: set[str], numbered: str) -> str:
+    number, candidate = 1, name
+    while candidate.lower() in taken:
+        number += 1
+        candidate = numbered.format(name, number)
+    taken.add(candidate.lower())
+    return candidate

@@ -12,7 +12,8 @@ SHOWN = 200
 
 
 class UnreadableConfiguration(Exception):
-    """The file is no configuration of AMPS, or is one that is not read for safety's sake. The text has file and line."""
+    """The file is no configuration of AMPS, or is one that is not read for safety's sake. The text has file and
+    line."""
 
 
 class NotMapped(ValueError):

@@ -17,7 +17,43 @@ from ...models.delivery import OPTIONS
 from ...models.delivery.expire_actions import REASONS
 from . import units
 from .diagnostics import NotMapped, shown
-from .literals import text_literal, time_literal
+
+LINE = 120
+
+
+def text_literal(text: str) -> str:
+    """A string; in double quotes unless single ones save a backslash. What cannot be printed is escaped.
+
+    >>> print(text_literal('/a = "x"'), text_literal("it's"))
+    '/a = "x"' "it's"
+    """
+    # With a double quote in it, repr always takes single ones.
+    inside = repr('"' + text)[2:-1]
+    if text.count('"') > text.count("'"):
+        return f"'{inside}'"
+    return '"' + inside.replace("\\'", "'").replace('"', '\\"') + '"'
+
+
+def time_literal(time: timedelta) -> str:
+    """A timedelta in the largest unit that it is a whole number of.
+
+    >>> time_literal(timedelta(seconds=900)), time_literal(timedelta(microseconds=1_500_000))
+    ('timedelta(minutes=15)', 'timedelta(milliseconds=1500)')
+    """
+    for unit in ("days", "hours", "minutes", "seconds", "milliseconds", "microseconds"):
+        whole, rest = divmod(time, timedelta(**{unit: 1}))
+        if not rest and (whole or unit == "seconds"):
+            return f"timedelta({unit}={whole})"
+    raise AssertionError("a timedelta has no part below a microsecond")
+
+
+def assignment(name: str, source: str, indent: int) -> list[str]:
+    """``name = source``; in parentheses where that makes it fit into a line."""
+    line = f"{' ' * indent}{name} = {source}"
+    if len(line) > LINE and indent + 4 + len(source) <= LINE:
+        return [f"{' ' * indent}{name} = (", f"{' ' * (indent + 4)}{source}", f"{' ' * indent})"]
+    return [line]
+
 
 #: The elements that define a queue, and whether it is one of this instance alone.
 QUEUES = {"Queue": False, "QueueDefinition": False, "LocalQueue": True, "GroupLocalQueue": False}
@@ -189,8 +225,8 @@ WRITTEN_OUT = {
     },
     "at-most-once": {"MaxPerSubscriptionBacklog": "1", "FairnessModel": "FairnessModel.ROUND_ROBIN"},
 }
-#: AMPS' behaviour that has no element: expired messages are dropped for each reason, and a failed handler cancels its message again
-#: and again. ``attempts`` has a maximum here.
+#: AMPS' behaviour that has no element: expired messages are dropped for each reason, and a failed handler cancels its
+#: message again and again. ``attempts`` has a maximum here.
 DROP_ALL = f"Drop(({', '.join(map(text_literal, REASONS))}))"
 MAX_ATTEMPTS = _max_attempts()
 #: The default of a queue whose topic the transaction log keeps.

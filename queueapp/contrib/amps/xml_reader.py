@@ -1,7 +1,7 @@
 """The XML of a configuration as elements that know their lines.
 
-Expat, which Python has, and nothing else: no file is opened for a document, and a document type is refused before it can
-declare an entity, so that none can grow or name a file. AMPS' own configurations have none.
+Expat, which Python has, and nothing else: no file is opened for a document, and a document type is refused before it
+can declare an entity, so that none can grow or name a file. AMPS' own configurations have none.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class _Reader:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise UnreadableConfiguration(
-            f"{shown(self._path)}:{self._parser.CurrentLineNumber}: a document type (DOCTYPE) is not read: it could declare "
+            f"{shown(self._path)}:{self._parser.CurrentLineNumber}: a document type (DOCTYPE) is not read: it could "
+            "declare "
             "entities. An AMPS configuration needs none; take it out."
         )

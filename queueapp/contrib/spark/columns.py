@@ -62,8 +62,8 @@ class Plan:
     """How rows become messages.
 
     ``staged``: attributes that differ from row to row. ``headers``: of a typed message, the same for all rows unless
-    they are staged. ``foreign``: headers go under NServiceBus' names, with the id of their message. ``entering``: the queue's
-    expressions, which are evaluated for each row.
+    they are staged. ``foreign``: headers go under NServiceBus' names, with the id of their message. ``entering``: the
+    queue's expressions, which are evaluated for each row.
     """
 
     label: str
@@ -89,12 +89,14 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
     """Check a DataFrame's columns against the queue. Raises InvalidDataFrame or InvalidOption with what is accepted."""
     if target.encrypts:
         raise InvalidDataFrame(
-            f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there would lie in "
+            f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there "
+            "would lie in "
             "the clear. Send it with send_many, or into another queue."
         )
     if target.computes_keys:
         raise InvalidDataFrame(
-            f"Queue {target.label} computes dedupe keys from bodies (Delivery.dedupe_key), and Spark cannot: several messages with one "
+            f"Queue {target.label} computes dedupe keys from bodies (Delivery.dedupe_key), and Spark cannot: several "
+            "messages with one "
             "key would wait. Send it with send_many, or into another queue."
         )
     if message_type is not None:
@@ -122,12 +124,14 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
     if target.recipients and "recipient" not in names:
         raise InvalidDataFrame(
             f"Queue {target.label} addresses each message to a consumer (Delivery.recipients): add a column recipient, "
-            "or name the message's class in option message_type, of which every consumer gets a copy when it is received."
+            "or name the message's class in option message_type, of which every consumer gets a copy when it is "
+            "received."
         )
     computed = _computed(target)
     if "priority" in names and "priority" in computed:
         raise InvalidDataFrame(
-            f"The DataFrame for queue {target.label} has a column priority, and its Delivery.priority says which priority a message "
+            f"The DataFrame for queue {target.label} has a column priority, and its Delivery.priority says which "
+            "priority a message "
             "has: leave the column out."
         )
     staged = tuple(name for name in STAGED if name in (*names, "id", "headers", *computed))
@@ -193,7 +197,8 @@ def load_message_type(name: str) -> type:
 
 
 def _import(name: str) -> ModuleType:
-    """The module. One that imports models needs Django, which is not set up in the process in which Spark asks for a writer."""
+    """The module. One that imports models needs Django, which is not set up in the process in which Spark asks for a
+    writer."""
     try:
         return importlib.import_module(name)
     except (ImproperlyConfigured, AppRegistryNotReady):

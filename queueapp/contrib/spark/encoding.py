@@ -187,8 +187,8 @@ class RowEncoder:
         return pc.coalesce(pa.array(given, pa.binary(16)), ids)
 
     def _headers(self, given: dict[str, pa.Array], columns: dict[str, pa.Array], rows: int) -> list[str]:
-        """The stored headers of every row: checked, with the columns that are headers as well, under the names of the table's
-        readers."""
+        """The stored headers of every row: checked, with the columns that are headers as well, under the names of the
+        table's readers."""
         column = given.get("headers")
         stored = [self._plan.headers or "{}"] * rows if column is None else list(self._checked_headers(column))
         by_header = {
@@ -242,14 +242,16 @@ class RowEncoder:
         latest = int((datetime.now(UTC) + FAR_FUTURE - _EPOCH).total_seconds() * 1_000_000)
         if first is not None and (first < _FIRST_MICROSECOND or last > latest):
             raise InvalidDataFrame(
-                f"Column {name} for queue {self._plan.label} has a time that is not accepted: it must be at most 100 years from now, and "
+                f"Column {name} for queue {self._plan.label} has a time that is not accepted: it must be at most 100 "
+                "years from now, and "
                 "not before the year 1."
             )
 
     def _check_text(self, name: str, column: pa.Array) -> None:
         if pc.any(pc.match_substring(column, "\0")).as_py():
             raise InvalidDataFrame(
-                f"Column {name} for queue {self._plan.label} has a text with a NUL; a string of at most {_LONGEST[name]} characters "
+                f"Column {name} for queue {self._plan.label} has a text with a NUL; a string of at most "
+                f"{_LONGEST[name]} characters "
                 "without one is accepted."
             )
         longest = pc.max(pc.utf8_length(column)).as_py()
@@ -261,12 +263,14 @@ class RowEncoder:
 
 
 def rules_of(plan: Plan) -> Any:
-    """The expressions of the plan's queue, compiled in this process. Raises SparkSinkError where the extra is missing."""
+    """The expressions of the plan's queue, compiled in this process. Raises SparkSinkError where the extra is
+    missing."""
     try:
         from ...expressions.enqueue_rules import EnqueueRules
     except ImportError as error:
         raise SparkSinkError(
-            f"Queue {plan.label} has expressions (filter, priority, barrier_expression), which executors evaluate: install "
+            f"Queue {plan.label} has expressions (filter, priority, barrier_expression), which executors evaluate: "
+            "install "
             f"queueapp[expressions] where they run. {error}"
         ) from error
     return EnqueueRules(**(plan.entering or {}))

@@ -19,7 +19,8 @@ NAME = "queue"
 
 
 class QueueDataSource(DataSource):
-    """``format("queue")``. Register it with ``queueapp.contrib.spark.register``, which gives it the project's queues."""
+    """``format("queue")``. Register it with ``queueapp.contrib.spark.register``, which gives it the project's
+    queues."""
 
     #: Set on the subclass that ``register`` makes. That class is pickled by value, so this is how the queues' tables
     #: and the connection parameters reach Spark's processes.

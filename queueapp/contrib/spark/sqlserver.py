@@ -64,7 +64,8 @@ class SqlServerClient(SinkClient):
                 with self.transaction(connection):
                     rows = self.move_all(connection, [(table, count)])
             finally:
-                # What is left is dropped by a later job: no reason to do a committed task again, which doubles its rows.
+                # What is left is dropped by a later job: no reason to do a committed task again, which doubles its
+                # rows.
                 with suppress(mssql_python.Error):
                     self.execute(connection, self.sql.drop_staging(name))
         return rows

@@ -78,7 +78,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
 
     from ... import notifier
     from ...conf import settings
-    from ...models.spark_commit import SparkCommit
+    from ...models.alert import SparkCommit
     from ...registry import queues
 
     targets = []
@@ -124,7 +124,8 @@ def snapshot_of_settings() -> Snapshot:
     """The snapshot, taken in a process that Spark started: with DJANGO_SETTINGS_MODULE from the environment."""
     if not os.environ.get("DJANGO_SETTINGS_MODULE"):
         raise SparkSinkError(
-            "The data source knows no queues: call queueapp.contrib.spark.register(spark) in the driver program after Django "
+            "The data source knows no queues: call queueapp.contrib.spark.register(spark) in the driver program after "
+            "Django "
             "is set up (instead of spark.dataSource.register), or set DJANGO_SETTINGS_MODULE for Spark."
         )
     import django

@@ -1,8 +1,8 @@
 """The schema of a message class, taken on the driver, so that executors need not import the class.
 
-A class often lives beside models, and executors have no Django. ``describe`` turns it into plain values that travel with the plan;
-``rebuild`` makes a struct of them that validates and encodes alike. A class that a schema cannot express (a ``__post_init__``, a
-factory that differs from row to row, a custom type) is imported on the executors, as before.
+A class often lives beside models, and executors have no Django. ``describe`` turns it into plain values that travel
+with the plan; ``rebuild`` makes a struct of them that validates and encodes alike. A class that a schema cannot express
+(a ``__post_init__``, a factory that differs from row to row, a custom type) is imported on the executors, as before.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from ...errors import InvalidOption
 from ...sql import spark_sql
+from ...sql.spark import SparkSql
 from .client import Publication, SinkClient
-from .clients import make_client
 from .columns import Plan
 from .encoding import RowEncoder
 from .errors import SparkSinkError
@@ -174,3 +174,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _job_of(query_id: str, batch_id: int) -> str:
     """The same name for every run of a micro-batch, so that its replay clears away what the first run left."""
     return hashlib.blake2b(f"{query_id}/{batch_id}".encode(), digest_size=8).hexdigest()
+
+
+def make_client(
+    database: Database, target: QueueTarget, sql: SparkSql, plan: Plan, wake_channel: str | None
+) -> SinkClient:
+    """The client for a database's vendor."""
+    if database.vendor == "postgresql":
+        from .postgresql import PostgresqlClient
+
+        return PostgresqlClient(database, target, sql, plan, wake_channel)
+    from .sqlserver import SqlServerClient
+
+    return SqlServerClient(database, target, sql, plan, wake_channel)

@@ -16,10 +16,10 @@ from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from ...admin.bodies import may_view
 from ...admin.databases import DatabaseFilter
 from ...admin.formatting import display, untrusted
 from ...admin.large_tables.lists import BoundedFilter
+from ...admin.message_pages import may_view
 from ...admin.read_only import ResultsAdmin
 from ...models import Now, UtcField
 from ...sql import nonblocking

@@ -20,9 +20,8 @@ from django.utils import timezone
 
 from ... import registry, signals
 from ...consuming.context import Context
-from ...consuming.registration import Registration
+from ...consuming.registration import ConsumerResolver, Registration
 from ...consuming.registry import registered
-from ...consuming.resolver import ConsumerResolver
 from ...errors import InvalidOption, QueueNotFound, UndecodableMessage
 from ...failures.policy import accepted, default_policy
 from ...failures.verdicts import RetryLater, RetryNow, Verdict

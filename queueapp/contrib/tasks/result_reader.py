@@ -58,9 +58,12 @@ def message_states(queue: Any, alias: str, ids: Collection[uuid.UUID]) -> dict[u
 
     def found(rows: Any, key: str, location: Any, queue_label: Any) -> Any:
         return (
-            nonblocking(rows).filter(**{f"{key}__in": ids}).order_by().annotate(location=location, queue_label=queue_label)
+            nonblocking(rows)
+            .filter(**{f"{key}__in": ids})
+            .order_by()
+            .annotate(location=location, queue_label=queue_label)
             .values_list("location", key, "headers", "body", "enqueued_at", "failures", "queue_label")
-        )  # fmt: skip
+        )
 
     leased = Case(When(lease_expires__gt=Now(), then=LEASED), default=WAITING, output_field=IntegerField())
     label = queue._meta.label

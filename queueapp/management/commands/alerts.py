@@ -19,7 +19,10 @@ from ..base_command import OperatorCommand
 class Command(OperatorCommand):
     """Show open alerts, or send a test alert."""
 
-    help = "Show the open alerts. --test sends a test alert by every channel of QUEUEAPP['ALERTS'] and reports the channels that fail."
+    help = (
+        "Show the open alerts. --test sends a test alert by every channel of QUEUEAPP['ALERTS'] and reports the "
+        "channels that fail."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(

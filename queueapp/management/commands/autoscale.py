@@ -1,4 +1,5 @@
-"""``manage.py autoscale``: the desired number of workers of queues as JSON, or as SQL for autoscalers that query the database."""
+"""``manage.py autoscale``: the desired number of workers of queues as JSON, or as SQL for autoscalers that query the
+database."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ class Command(OperatorCommand):
     """Show the desired number of workers."""
 
     help = (
-        "Print the desired number of worker processes of each queue as a list of JSON objects: its backlog divided by --per-worker, and "
-        "more than there are while its oldest message is older than --late. --sql prints a SELECT for KEDA instead. Exit code 1: "
+        "Print the desired number of worker processes of each queue as a list of JSON objects: its backlog divided by "
+        "--per-worker, and "
+        "more than there are while its oldest message is older than --late. --sql prints a SELECT for KEDA instead. "
+        "Exit code 1: "
         "some values are unknown (null)."
     )
 

@@ -22,7 +22,8 @@ class Command(OperatorCommand):
     """Show the subscriptions of consumers."""
 
     help = (
-        "Show the consumers that get a copy of each message of a type, on queues with Delivery.recipients: whether a live worker has "
+        "Show the consumers that get a copy of each message of a type, on queues with Delivery.recipients: whether a "
+        "live worker has "
         "them, how many copies wait, and when they subscribed."
     )
 
@@ -46,7 +47,8 @@ class Command(OperatorCommand):
                 waiting = f"{each.waiting}{'' if each.exact else '+'} waiting"
                 age = f", the oldest {span(each.oldest_seconds)}" if each.waiting else ""
                 self.stdout.write(
-                    f"{each.queue}: {in_one_line(each.consumer, NAME)} ({types}): {ACTIVE[each.active]}, {waiting}{age}, "
+                    f"{each.queue}: {in_one_line(each.consumer, NAME)} ({types}): {ACTIVE[each.active]}, "
+                    f"{waiting}{age}, "
                     f"since {each.made_at[:19] or UNKNOWN}, seen {each.seen_at[:19] or UNKNOWN}"
                 )
         if any(stats.error for stats in found):

@@ -16,8 +16,10 @@ class Command(OperatorCommand):
     """Readdress delayed messages."""
 
     help = (
-        "Send the delayed messages for one queue to another queue when they are due, for example those for a queue whose class was renamed "
-        "or removed, which are not delivered any more (see queuestats). In batches of one transaction each. requeuepoison --to does the "
+        "Send the delayed messages for one queue to another queue when they are due, for example those for a queue "
+        "whose class was renamed "
+        "or removed, which are not delivered any more (see queuestats). In batches of one transaction each. "
+        "requeuepoison --to does the "
         "same for poison."
     )
 

@@ -20,7 +20,8 @@ class Command(OperatorCommand):
     """Purge a queue."""
 
     help = (
-        "Delete the messages of a queue that are neither leased nor locked, in batches. Asks for confirmation unless --yes. --expired "
+        "Delete the messages of a queue that are neither leased nor locked, in batches. Asks for confirmation unless "
+        "--yes. --expired "
         "deletes only expired messages, without asking. Delayed and poison messages stay."
     )
 

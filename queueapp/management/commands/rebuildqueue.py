@@ -23,16 +23,17 @@ COUNTED = 1_000_000
 class Command(OperatorCommand):
     """Rebuild a queue."""
 
-    help = """Fill a queue from the journal with messages that it never had, from its recovery point or another point on.
+    help = """Fill a queue from the journal with messages that it never had, from its recovery point or another point
+on.
 
   manage.py rebuildqueue shop.Orders                           for example after its filter was changed
   manage.py rebuildqueue shop.Orders --from 2026-11-22T10:00Z
   manage.py rebuildqueue shop.Orders --from 4711 --again --yes
 
-Messages that the queue had before do not come back: acked messages stay acked. --again inserts everything since the point that the
-queue does not have now, acked messages included, and asks for confirmation unless --yes; messages that wait, are delayed or are poison
-are never duplicated. A queue with target_queue_depth gets messages up to that depth; the dispatcher (runqueueworker,
-rundelayeddispatcher) inserts the rest later.
+Messages that the queue had before do not come back: acked messages stay acked. --again inserts everything since the
+point that the queue does not have now, acked messages included, and asks for confirmation unless --yes; messages that
+wait, are delayed or are poison are never duplicated. A queue with target_queue_depth gets messages up to that depth;
+the dispatcher (runqueueworker, rundelayeddispatcher) inserts the rest later.
 
 The command can be stopped and run again at any time: it inserts no message twice."""
 

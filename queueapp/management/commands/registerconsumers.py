@@ -17,8 +17,10 @@ class Command(OperatorCommand):
     """Write the subscriptions of consumers."""
 
     help = (
-        "Write the subscriptions of the consumers in this code, as migrate and every worker at its start do: from then on each send makes "
-        "a copy for each of them. With a queue and a name: subscribe a consumer that no code registers, such as a script that calls "
+        "Write the subscriptions of the consumers in this code, as migrate and every worker at its start do: from then "
+        "on each send makes "
+        "a copy for each of them. With a queue and a name: subscribe a consumer that no code registers, such as a "
+        "script that calls "
         "receive(recipient=...)."
     )
 

@@ -19,9 +19,12 @@ class Command(OperatorCommand):
     """Remove the subscriptions of a consumer."""
 
     help = (
-        "Remove the subscriptions of a consumer of a queue. The copies that wait for it, delayed ones included, stay unless --purge or "
-        "--move-to is given. Refused while a live worker has the consumer, or does not report its consumers: it would subscribe it again "
-        "at its next start. Stop the worker first, or use --force. --rename-to gives the subscriptions and the copies to another consumer."
+        "Remove the subscriptions of a consumer of a queue. The copies that wait for it, delayed ones included, stay "
+        "unless --purge or "
+        "--move-to is given. Refused while a live worker has the consumer, or does not report its consumers: it would "
+        "subscribe it again "
+        "at its next start. Stop the worker first, or use --force. --rename-to gives the subscriptions and the copies "
+        "to another consumer."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -41,12 +44,14 @@ class Command(OperatorCommand):
         if not options["force"] and not options["rename_to"]:
             if live.recipients is None:
                 raise CommandError(
-                    f"A live worker of {label} does not report its consumers, and '{shown}' may be one of them. Nothing was changed; use "
+                    f"A live worker of {label} does not report its consumers, and '{shown}' may be one of them. "
+                    "Nothing was changed; use "
                     "--force to remove it."
                 )
             if name in live.recipients:
                 raise CommandError(
-                    f"A live worker of {label} has the consumer '{shown}'. Nothing was changed; use --force to remove it."
+                    f"A live worker of {label} has the consumer '{shown}'. Nothing was changed; use --force to remove "
+                    "it."
                 )
         if options["rename_to"]:
             moved = subscriptions.rename(queue, name, options["rename_to"])

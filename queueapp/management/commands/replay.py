@@ -34,9 +34,9 @@ class Command(OperatorCommand):
   manage.py replay orders --since now --follow               new publications, until Ctrl-C
   manage.py replay orders --since 4711 --to shop.Orders      into a queue again
 
-The journal and the other queues do not change. --to inserts copies into a queue, without regard to the messages that it has, by its
-present filter and options, in transactions of 500; if it is interrupted, it prints the bookmark to continue with. (rebuildqueue fills
-a queue with messages that it never had.)"""
+The journal and the other queues do not change. --to inserts copies into a queue, without regard to the messages that
+it has, by its present filter and options, in transactions of 500; if it is interrupted, it prints the bookmark to
+continue with. (rebuildqueue fills a queue with messages that it never had.)"""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         return super().create_parser(prog_name, subcommand, formatter_class=RawDescriptionHelpFormatter, **kwargs)
@@ -46,7 +46,8 @@ a queue with messages that it never had.)"""
         parser.add_argument(
             "--since",
             default="epoch",
-            help="Start: epoch (default), now, a bookmark (starts after it), or an ISO-8601 timestamp (UTC unless it has a "
+            help="Start: epoch (default), now, a bookmark (starts after it), or an ISO-8601 timestamp (UTC unless it "
+            "has a "
             "zone).",
         )
         parser.add_argument("--filter", help="Only messages that this expression matches.")

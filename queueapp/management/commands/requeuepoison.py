@@ -18,8 +18,10 @@ class Command(OperatorCommand):
     """Requeue poison messages."""
 
     help = (
-        "Put poison messages back into the queue that they came from (or --to another), in batches of one transaction each. Select them "
-        "by number, --queue, --group or --consumer, or with --all. Counts are reset, so they get all their attempts; with --keep-counts "
+        "Put poison messages back into the queue that they came from (or --to another), in batches of one transaction "
+        "each. Select them "
+        "by number, --queue, --group or --consumer, or with --all. Counts are reset, so they get all their attempts; "
+        "with --keep-counts "
         "they get one."
     )
 
@@ -56,7 +58,8 @@ class Command(OperatorCommand):
         self.stdout.write(f"{done} poison messages were requeued.")
         if missing:
             raise CommandError(
-                f"No unresolved poison message of those chosen has the number {', '.join(map(str, missing))} (see listpoison)."
+                f"No unresolved poison message of those chosen has the number {', '.join(map(str, missing))} (see "
+                "listpoison)."
             )
         if done < len(found):
             raise CommandError(f"{counted(len(found) - done, 'selected message')} changed meanwhile (see listpoison).")

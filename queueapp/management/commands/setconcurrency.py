@@ -18,8 +18,10 @@ class Command(OperatorCommand):
     """Change how many messages a worker process handles at once."""
 
     help = (
-        "Set the number of receivers that each worker process has for a queue, in place of the number that it was started with; "
-        "default: back to that number. Workers apply it within one peek delay, without a restart; a receiver above the number stops after "
+        "Set the number of receivers that each worker process has for a queue, in place of the number that it was "
+        "started with; "
+        "default: back to that number. Workers apply it within one peek delay, without a restart; a receiver above the "
+        "number stops after "
         "its current message. A process has at most 32 receivers for a queue, or as many as it was started with."
     )
 
@@ -34,7 +36,8 @@ class Command(OperatorCommand):
         if text != "default" and not 1 <= (receivers or 0) <= MAX_CONCURRENCY:
             shown = in_one_line(text, 40)
             raise CommandError(
-                f"receivers {shown!r} is not accepted: it must be a whole number from 1 to {MAX_CONCURRENCY}, or: default."
+                f"receivers {shown!r} is not accepted: it must be a whole number from 1 to {MAX_CONCURRENCY}, or: "
+                "default."
             )
         queue = registry.queues.find(options["queue"])
         changed = control.set_concurrency(queue, receivers)

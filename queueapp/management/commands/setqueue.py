@@ -26,8 +26,10 @@ class Command(OperatorCommand):
     """Set, show and reset the options of a queue."""
 
     help = (
-        "Set options of a queue without a deploy, within the bounds of their declaration; none: back to the declared value. Workers apply "
-        "them within one peek delay, other processes that receive within some seconds. Without an option: show the present values."
+        "Set options of a queue without a deploy, within the bounds of their declaration; none: back to the declared "
+        "value. Workers apply "
+        "them within one peek delay, other processes that receive within some seconds. Without an option: show the "
+        "present values."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -48,7 +48,8 @@ __all__ = [
     "given_options",
 ]
 
-#: A leased row is rewritten once, 40 bytes longer. WAL of a message's life, bodies of 200 bytes, 70: 943 B; 55: 786; 48: 673.
+#: A leased row is rewritten once, 40 bytes longer. WAL of a message's life, bodies of 200 bytes, 70: 943 B; 55: 786;
+#: 48: 673.
 _FILLFACTOR = {Semantics.AT_LEAST_ONCE: 45, Semantics.TRANSACTIONAL: 90, Semantics.AT_MOST_ONCE: 100}
 
 
@@ -64,7 +65,8 @@ class DeliveryOptions(
     storage.StorageOptions,
     retries.FailingOptions,
 ):
-    """What a queue's ``class Delivery`` may derive from, for type checkers alone: then they know the types of its options.
+    """What a queue's ``class Delivery`` may derive from, for type checkers alone: then they know the types of its
+    options.
 
     >>> class Orders(Queue):
     ...     class Delivery(DeliveryOptions):
@@ -82,8 +84,8 @@ class Delivery(DeliveryOptions):
     timeout: timedelta | None
     retry_delay: timedelta | None
     retry_delay_increase: timedelta | None
-    #: Whether a message may expire by how long it has been in the queue, which its statements know, and the table has an
-    #: index for. Set by the metaclass: a table that keeps no time of arrival has only what a message says.
+    #: Whether a message may expire by how long it has been in the queue, which its statements know, and the table has
+    #: an index for. Set by the metaclass: a table that keeps no time of arrival has only what a message says.
     expires_by_age: bool = False
 
     def __init__(self, given: Mapping[str, Any], where: str) -> None:
@@ -120,15 +122,15 @@ class Delivery(DeliveryOptions):
 
     @property
     def counts_leases(self) -> bool:
-        """Whether claims ask how many messages are out: by the records of claims, or where they are shared out by an index on what
-        is leased, which every lease and ack writes."""
+        """Whether claims ask how many messages are out: by the records of claims, or where they are shared out by an
+        index on what is leased, which every lease and ack writes."""
         capped = self.max_backlog is not None and self.semantics is not Semantics.TRANSACTIONAL
         return capped or self.dispatches
 
     @property
     def keeps_sent(self) -> bool:
-        """AT_MOST_ONCE whose messages stay as *sent* rows, never handed out again, until their handlers have ended: an ack
-        frees their place in the backlog, and barriers wait for it."""
+        """AT_MOST_ONCE whose messages stay as *sent* rows, never handed out again, until their handlers have ended: an
+        ack frees their place in the backlog, and barriers wait for it."""
         return self.semantics is Semantics.AT_MOST_ONCE and (self.counts_leases or self.has_barriers)
 
     def table_options(self) -> dict[str, Any]:

@@ -34,7 +34,8 @@ OPTIONS: tuple[Option, ...] = (
         "idempotency_header",
         str,
         None,
-        "The header with the idempotency key of a message (`processed_once`); a message without it is identified by its "
+        "The header with the idempotency key of a message (`processed_once`); a message without it is identified by "
+        "its "
         "id. None: all are.",
         optional=True,
         accept=lambda value: bool(value.strip()),

@@ -25,7 +25,8 @@ OPTIONS: tuple[Option, ...] = (
         tuple,
         (),
         'How bodies are encoded when they are sent, in this order: "zlib" or "zstd" compresses them (extra '
-        '`queueapp[zstd]` before Python 3.14), "encrypted" encrypts them (extra `queueapp[encryption]`). Waiting messages of '
+        '`queueapp[zstd]` before Python 3.14), "encrypted" encrypts them (extra `queueapp[encryption]`). Waiting '
+        "messages of "
         "another encoding are still read.",
         accept=_is_encoding,
         words='a tuple of "zlib" or "zstd", then "encrypted", or of one of them',

@@ -1,7 +1,8 @@
-"""What becomes of a message that a queue has given up: one small class for each, of which ``Delivery.on_expired`` takes one.
+"""What becomes of a message that a queue has given up: one small class for each, of which ``Delivery.on_expired`` takes
+one.
 
-A message is given up for one or several of four reasons. Whatever is done with it is done in the transaction that takes it
-out of its queue (``poison.ending``).
+A message is given up for one or several of four reasons. Whatever is done with it is done in the transaction that takes
+it out of its queue (``poison.ending``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from .topics import MAX_TOPIC
 
 TIME_LIMIT, FORCED_EXPIRE = "time_limit", "forced_expire"
 MAX_CANCELS, MAX_DELIVERIES = "max_cancels", "max_deliveries"
-#: In the order in which they are named, as AMPS calls them: its time was over; a receiver said so; given back too often;
-#: handed out too often.
+#: In the order in which they are named, as AMPS calls them: its time was over; a receiver said so; given back too
+#: often; handed out too often.
 REASONS = (TIME_LIMIT, FORCED_EXPIRE, MAX_CANCELS, MAX_DELIVERIES)
 
 
@@ -61,8 +62,8 @@ class PublishTo(OnExpired):
 
 
 def action_for(on_expired: OnExpired, reasons: Iterable[str]) -> OnExpired:
-    """What is done with a message that is given up for these reasons: what the queue says if it names one of them (to drop it,
-    all of them), else what is done by default, by which a limit makes poison."""
+    """What is done with a message that is given up for these reasons: what the queue says if it names one of them (to
+    drop it, all of them), else what is done by default, by which a limit makes poison."""
     given, named = set(reasons), set(on_expired.reasons)
     if named & given if not isinstance(on_expired, Drop) else given <= named:
         return on_expired

@@ -45,7 +45,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_backlog",
         int,
         None,
-        "Hard limit of the messages of the queue in flight, over all workers and receive() together (AMPS' MaxBacklog); "
+        "Hard limit of the messages of the queue in flight, over all workers and receive() together (AMPS' "
+        "MaxBacklog); "
         "None: no limit.",
         low=1,
         high=MOST_OUTSTANDING,
@@ -55,7 +56,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_per_subscription_backlog",
         int,
         None,
-        "The same for one worker process, or one receive() (AMPS' MaxPerSubscriptionBacklog); None: what the worker's batches "
+        "The same for one worker process, or one receive() (AMPS' MaxPerSubscriptionBacklog); None: what the worker's "
+        "batches "
         "hold.",
         low=1,
         high=MOST_OUTSTANDING,
@@ -65,7 +67,8 @@ OPTIONS: tuple[Option, ...] = (
         "fairness_model",
         FairnessModel,
         FairnessModel.FAST,
-        "Which subscriber gets the next message while there are fewer messages than free capacity (AMPS' FairnessModel).",
+        "Which subscriber gets the next message while there are fewer messages than free capacity (AMPS' "
+        "FairnessModel).",
     ),
 )  # fmt: skip
 

@@ -1,6 +1,8 @@
-"""Options of ``class Delivery`` of queues over journaled topics: where their messages begin, and how many of them are active.
+"""Options of ``class Delivery`` of queues over journaled topics: where their messages begin, and how many of them are
+active.
 
-A recovery point says where reading the journal begins: ``epoch``, ``now`` (``creation`` is the same), a bookmark, or a time.
+A recovery point says where reading the journal begins: ``epoch``, ``now`` (``creation`` is the same), a bookmark, or a
+time.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ from ...options import Option
 
 EPOCH, NOW = "epoch", "now"
 #: How points in the journal are written.
-POINTS = "'epoch', 'now', 'creation', a bookmark (a whole number), an aware datetime, or an ISO-8601 timestamp (UTC unless it has a zone)"
+POINTS = (
+    "'epoch', 'now', 'creation', a bookmark (a whole number), an aware datetime, or an ISO-8601 timestamp (UTC "
+    "unless it has a zone)"
+)
 _WORDS = {EPOCH: EPOCH, NOW: NOW, "creation": NOW}
 
 #: A point as it is meant: one of the two words, a bookmark, or an aware time.
@@ -64,7 +69,8 @@ OPTIONS: tuple[Option, ...] = (
         "recovery_point",
         object,
         EPOCH,
-        "Where a queue over a journaled topic begins when it is first seen, or when this is changed (AMPS' RecoveryPoint). "
+        "Where a queue over a journaled topic begins when it is first seen, or when this is changed (AMPS' "
+        "RecoveryPoint). "
         "What entered it before does not come back.",
         accept=lambda value: point_of(value) is not None,
         words=POINTS,
@@ -73,7 +79,8 @@ OPTIONS: tuple[Option, ...] = (
         "target_queue_depth",
         int,
         None,
-        "Number of messages that are kept in the queue's table while the others wait in the journal (AMPS' TargetQueueDepth). "
+        "Number of messages that are kept in the queue's table while the others wait in the journal (AMPS' "
+        "TargetQueueDepth). "
         "Requires a journaled topic, no priority and no barrier. None: all are in the table.",
         low=1000,
         high=100_000_000,

@@ -34,7 +34,8 @@ OPTIONS: tuple[Option, ...] = (
         "lease_period",
         timedelta,
         timedelta(seconds=30),
-        "How long a lease lasts (AMPS' LeasePeriod; elsewhere: visibility timeout). None: until the message is ended or its "
+        "How long a lease lasts (AMPS' LeasePeriod; elsewhere: visibility timeout). None: until the message is ended "
+        "or its "
         "worker is dead.",
         low=timedelta(milliseconds=100),
         high=timedelta(days=7),
@@ -50,14 +51,16 @@ OPTIONS: tuple[Option, ...] = (
         "leasing",
         Leasing,
         Leasing.FENCED,
-        "Who may end a leased message (AMPS' Leasing): `strict` its holder, or anyone while it is not leased; `sublet` anyone; "
+        "Who may end a leased message (AMPS' Leasing): `strict` its holder, or anyone while it is not leased; `sublet` "
+        "anyone; "
         "`fenced` the holder of the lease token.",
     ),
     Option(
         "max_deliveries",
         int,
         0,
-        "A message is poison after this many deliveries without an ack, whether its handler failed, receive() returned it or "
+        "A message is poison after this many deliveries without an ack, whether its handler failed, receive() returned "
+        "it or "
         "its lease expired (AMPS' MaxDeliveries); 0: only the consumers' attempts count.",
         low=0,
         high=1_000_000,
@@ -83,7 +86,8 @@ OPTIONS: tuple[Option, ...] = (
         "expiration_model",
         ExpirationModel,
         ExpirationModel.DEFAULT,
-        "Whether `expiration` or the message's own `expires_in` counts (AMPS' ExpirationModel): `default` the message's if it "
+        "Whether `expiration` or the message's own `expires_in` counts (AMPS' ExpirationModel): `default` the "
+        "message's if it "
         "has one, `queue` the queue's, `latest` the later of both, `earliest` the earlier of both.",
     ),
     Option(
@@ -96,14 +100,16 @@ OPTIONS: tuple[Option, ...] = (
         "on_expired",
         OnExpired,
         Drop(),
-        "What is done with an expired message: `Drop()`, `KeepAsPoison()` or `PublishTo(topic)`, each with the `reasons` it "
+        "What is done with an expired message: `Drop()`, `KeepAsPoison()` or `PublishTo(topic)`, each with the "
+        "`reasons` it "
         "applies to: time_limit, forced_expire, max_cancels, max_deliveries.",
     ),
     Option(
         "deferred_ack_expiration",
         timedelta,
         None,
-        "How long an ack by the id of a message that has not arrived yet is kept; the message is dropped when it arrives "
+        "How long an ack by the id of a message that has not arrived yet is kept; the message is dropped when it "
+        "arrives "
         "(AMPS' DeferredAckExpiration). None: acks by id are refused.",
         low=timedelta(seconds=1),
         high=timedelta(days=3650),

@@ -31,7 +31,8 @@ OPTIONS: tuple[Option, ...] = (
         "barriers",
         bool,
         False,
-        "A message sent with is_barrier=True waits for all messages before it, blocks those behind it, and goes to every "
+        "A message sent with is_barrier=True waits for all messages before it, blocks those behind it, and goes to "
+        "every "
         "subscriber.",
     ),
     Option(

@@ -1,4 +1,5 @@
-"""Options of ``class Delivery``: what becomes of a message whose handler failed, for consumers that say nothing else."""
+"""Options of ``class Delivery``: what becomes of a message whose handler failed, for consumers that say nothing
+else."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ OPTIONS: tuple[Option, ...] = (
         "transaction_size",
         int,
         1,
-        "TRANSACTIONAL: most messages that are handled in one transaction. If one fails, all are rolled back and handled one "
+        "TRANSACTIONAL: most messages that are handled in one transaction. If one fails, all are rolled back and "
+        "handled one "
         "by one.",
         low=1,
         high=1000,

@@ -16,7 +16,8 @@ OPTIONS: tuple[Option, ...] = (
         "delayed_in",
         tuple,
         (),
-        "Aliases of other databases that may keep delayed messages for this queue: `send(..., delay=..., delayed_in=alias)` "
+        "Aliases of other databases that may keep delayed messages for this queue: `send(..., delay=..., "
+        "delayed_in=alias)` "
         "stores one in that database's transaction, and a dispatcher forwards it, at least once.",
         accept=_are_aliases,
     ),
@@ -31,7 +32,8 @@ OPTIONS: tuple[Option, ...] = (
         int,
         None,
         "PostgreSQL: how full pages are filled. None: by the semantics. 45 for AT_LEAST_ONCE, so that a lease "
-        "fits on the page of its row: no index entry and a quarter of the WAL, for half-empty pages; 90 for TRANSACTIONAL, "
+        "fits on the page of its row: no index entry and a quarter of the WAL, for half-empty pages; 90 for "
+        "TRANSACTIONAL, "
         "100 for AT_MOST_ONCE.",
         low=10,
         high=100,

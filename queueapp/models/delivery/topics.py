@@ -1,7 +1,7 @@
 """Options of ``class Delivery``: which topics a queue collects, and what of them enters it.
 
-A queue has a name, and collects the messages of its underlying topics: those whose name is ``underlying_topic``, or, if that
-is a regular expression, those in whose name it is found. The functions below say what follows from the options.
+A queue has a name, and collects the messages of its underlying topics: those whose name is ``underlying_topic``, or, if
+that is a regular expression, those in whose name it is found. The functions below say what follows from the options.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Distribution(enum.Enum):
 
 
 class FileBackedMetadata(enum.Enum):
-    """Whether what a queue knows of its messages is kept in a file. Here it always is in the table, so both mean the same."""
+    """Whether what a queue knows of its messages is kept in a file. Here it always is in the table, so both mean the
+    same."""
 
     ENABLED = "enabled"
 
@@ -49,7 +50,8 @@ def _is_text(value: Any) -> bool:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("name", str, None, "Name of the queue for publishers and subscribers (AMPS' Name); None: the name of the class.",
+    Option("name", str, None, "Name of the queue for publishers and subscribers (AMPS' Name); None: the name of the "
+                              "class.",
            optional=True, accept=_is_topic),
     Option(
         "underlying_topic",
@@ -64,7 +66,8 @@ OPTIONS: tuple[Option, ...] = (
         "default_publish_target",
         str,
         None,
-        "Topic of messages that are published to the queue's name (AMPS' DefaultPublishTarget); required if underlying_topic "
+        "Topic of messages that are published to the queue's name (AMPS' DefaultPublishTarget); required if "
+        "underlying_topic "
         "is a regular expression, which must match it. None: the underlying topic.",
         optional=True,
         accept=_is_topic,
@@ -77,7 +80,8 @@ OPTIONS: tuple[Option, ...] = (
         "added.",
         accept=_is_text,
     ),
-    Option("filter", str, None, "An expression: only messages that it matches enter the queue (AMPS' Filter); None: all.",
+    Option("filter", str, None, "An expression: only messages that it matches enter the queue (AMPS' Filter); None: "
+                                "all.",
            optional=True, accept=_is_text),
     Option(
         "file_backed_metadata",
@@ -141,7 +145,8 @@ def underlying_topic(queue: Any) -> str:
 
 
 def topic_pattern(queue: Any) -> re.Pattern[str] | None:
-    """The regular expression of its topics; None: it collects one, by name. Raises InvalidOption for one that is none."""
+    """The regular expression of its topics; None: it collects one, by name. Raises InvalidOption for one that is
+    none."""
     text = underlying_topic(queue)
     if not is_pattern(text):
         return None

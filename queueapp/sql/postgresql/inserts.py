@@ -252,7 +252,8 @@ def _as_json(column: str, type_: int) -> str:
         )
     if type_ in _INTERVAL:  # ISO 8601 in days and seconds, whatever the server's IntervalStyle
         return (
-            "(SELECT '\"' || CASE WHEN x.e < 0 THEN '-' ELSE '' END || 'P' || CASE WHEN x.d > 0 THEN x.d::text || 'D' ELSE '' END "
+            "(SELECT '\"' || CASE WHEN x.e < 0 THEN '-' ELSE '' END || 'P' || CASE WHEN x.d > 0 THEN x.d::text || 'D' "
+            "ELSE '' END "
             "|| CASE WHEN x.s > 0 THEN 'T' || trim_scale(x.s)::text || 'S' WHEN x.d = 0 THEN '0D' ELSE '' END || '\"' "
             "FROM (SELECT y.e, div(abs(y.e), 86400) AS d, mod(abs(y.e), 86400) AS s "
             f"FROM (SELECT extract(epoch FROM {column})::numeric AS e) AS y) AS x)"

@@ -14,10 +14,21 @@ from .notifications import PostgresqlListener
 from .session import execute, fetch, quote_table
 
 _TYPES = {
-    "seq": "bigint", "id": "uuid", "task": "text", "queue_name": "text", "backend": "text", "first_started": "timestamptz",
-    "started_us": "bigint", "finished_us": "bigint", "return_value": "text", "errors": "text", "worker_ids": "text",
-    "headers": "text", "body": "bytea", "enqueued_at": "timestamptz",
-}  # fmt: skip
+    "seq": "bigint",
+    "id": "uuid",
+    "task": "text",
+    "queue_name": "text",
+    "backend": "text",
+    "first_started": "timestamptz",
+    "started_us": "bigint",
+    "finished_us": "bigint",
+    "return_value": "text",
+    "errors": "text",
+    "worker_ids": "text",
+    "headers": "text",
+    "body": "bytea",
+    "enqueued_at": "timestamptz",
+}
 #: The fields that a worker supplies for a message that still exists.
 _SUPPLIED = tuple(name for name in _TYPES if name not in ("id", "headers", "body", "enqueued_at"))
 _STORED = (

@@ -34,9 +34,16 @@ _CANCEL_SECONDS, _CANCEL_INTERVAL = 2.0, 0.1
 
 #: Settings that the server reports on each change, even within a function; ``search_path`` since 18.
 _REPORTED = (
-    b"search_path", b"TimeZone", b"session_authorization", b"is_superuser", b"default_transaction_read_only", b"DateStyle",
-    b"IntervalStyle", b"client_encoding", b"standard_conforming_strings",
-)  # fmt: skip
+    b"search_path",
+    b"TimeZone",
+    b"session_authorization",
+    b"is_superuser",
+    b"default_transaction_read_only",
+    b"DateStyle",
+    b"IntervalStyle",
+    b"client_encoding",
+    b"standard_conforming_strings",
+)
 #: The parts of a text that are no statement: comments and literals; to the end of the text if they do not end before.
 _NO_STATEMENT = re.compile(
     r"--[^\n]*|/\*.*?(?:\*/|\Z)|\"[^\"]*(?:\"|\Z)|\bE'(?:[^'\\]|\\.)*(?:'|\Z)|'[^']*(?:'|\Z)"

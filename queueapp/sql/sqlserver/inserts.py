@@ -55,8 +55,14 @@ _ID, _HEADERS = "[id] uniqueidentifier '$[1]'", "[headers] nvarchar(max) '$[2]'"
 Pairs = list[tuple[str, str]]
 
 # Rows of another database
-_TYPES = {"id": "uniqueidentifier", "headers": "nvarchar(max)", "body": "varchar(max)", "deliveries": "int",
-          "cancels": "int", "failures": "nvarchar(max)"} | {column.name: type_of(column) for column in BY_NAME.values()}  # fmt: skip
+_TYPES = {
+    "id": "uniqueidentifier",
+    "headers": "nvarchar(max)",
+    "body": "varchar(max)",
+    "deliveries": "int",
+    "cancels": "int",
+    "failures": "nvarchar(max)",
+} | {column.name: type_of(column) for column in BY_NAME.values()}
 _TYPES_PRIORITY64 = _TYPES | {column.name: type_of(column, priority64=True) for column in BY_NAME.values()}
 #: A body is hex in JSON, which has no bytes.
 _VALUES = {"body": "CONVERT(varbinary(max), r.[body], 2)"}

@@ -39,7 +39,8 @@ _ENDED = "SELECT e.[conversation_handle] FROM sys.conversation_endpoints AS e"
 #: Object -> the batch that creates it, in this order. A procedure has to be a batch of its own.
 SCRIPT = {
     # Five rollbacks in a row, which a killed reader can cause, would disable the queue.
-    "queue": "CREATE QUEUE [queueapp_wakeups] WITH STATUS = ON, RETENTION = OFF, POISON_MESSAGE_HANDLING (STATUS = OFF)",
+    "queue": "CREATE QUEUE [queueapp_wakeups] WITH STATUS = ON, RETENTION = OFF, POISON_MESSAGE_HANDLING (STATUS = "
+    "OFF)",
     "service": "CREATE SERVICE [queueapp_wakeups] ON QUEUE [queueapp_wakeups] ([DEFAULT])",
     # Index: none, the catalog. Safe: each SEND commits by itself and waits at most for another SEND to the same
     # listener. A listener that ends meanwhile is skipped.

@@ -1,4 +1,5 @@
-"""What the options of AMPS cost beside a queue without them: as a ratio, in statements, and in bytes of WAL per message.
+"""What the options of AMPS cost beside a queue without them: as a ratio, in statements, and in bytes of WAL per
+message.
 
 The ratios are timed; what a message's life comes to in statements and WAL is counted afterwards, in a run of its own.
 """
@@ -199,7 +200,8 @@ def _sends(
             found: list[tuple[float, float]] = []
             for way in (ours, base):
                 send(way)  # what is prepared once is no part of a message
-                # The lesser of two: the WAL is the whole server's, and a vacuum somewhere came to half a message more (seen).
+                # The lesser of two: the WAL is the whole server's, and a vacuum somewhere came to half a message more
+                # (seen).
                 found.append(min((cost_of(way) for _ in range(2)), key=lambda one: one.bytes))
             return found
 

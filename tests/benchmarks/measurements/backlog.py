@@ -20,8 +20,8 @@ from tests.benchmarks.rig.database import REST, append, checkpoint, drain, fill,
 from tests.benchmarks.rig.workers import QUIET, Workers
 
 _CHUNK = 1000
-#: Behind a million others. The walk over those is made once and takes the server as long as a drain of 50,000, so the ratio says
-#: little of a short one; what the walk costs is told by itself.
+#: Behind a million others. The walk over those is made once and takes the server as long as a drain of 50,000, so the
+#: ratio says little of a short one; what the walk costs is told by itself.
 _BEHIND = 300_000
 
 
@@ -40,8 +40,8 @@ def deep_backlog(scale: Scale) -> Samples:
             seconds[0] += next(deep)
             seconds[1] += next(shallow)
             append(Leased, Nop, _CHUNK)
-            # Both sides' messages are older than the last checkpoint, so both pay for the first change of their pages: what is
-            # measured is how deep a backlog is, not how old.
+            # Both sides' messages are older than the last checkpoint, so both pay for the first change of their pages:
+            # what is measured is how deep a backlog is, not how old.
             checkpoint()
         count = chunks * _CHUNK
         yield {"deep-backlog": Ratio(count / seconds[0], count / seconds[1])}
@@ -125,7 +125,8 @@ def behind_unknown(scale: Scale) -> Samples:
 
 
 def _vacuum(queue: Any) -> None:
-    """What autovacuum does some time after so many rows came in: whoever reads a row first would have to do its part."""
+    """What autovacuum does some time after so many rows came in: whoever reads a row first would have to do its
+    part."""
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM (ANALYZE) {connection.ops.quote_name(queue._meta.db_table)}")
 

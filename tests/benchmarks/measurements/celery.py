@@ -1,5 +1,5 @@
-"""Celery on our tables, on a Redis that writes nothing to disk, and on kombu's transports on SQLAlchemy and on pgmq: the same Celery and
-tasks."""
+"""Celery on our tables, on a Redis that writes nothing to disk, and on kombu's transports on SQLAlchemy and on pgmq:
+the same Celery and tasks."""
 
 from __future__ import annotations
 
@@ -26,15 +26,22 @@ TEXT = "x" * BODY_BYTES
 
 
 @measures(
-    Figure("celery-drain-vs-redis", ">= 1.0", "times", "Celery worker, two children, drain / the same on Redis (task/s)"),
+    Figure("celery-drain-vs-redis", ">= 1.0", "times", "Celery worker, two children, drain / the same on Redis "
+                                                       "(task/s)"),
     Figure("celery-send-vs-redis", ">= 0.6", "times", "delay(), a commit each / the same on Redis (task/s)"),
-    Figure("celery-send-100-vs-redis", ">= 1.0", "times", "100 delay() in one transaction / the same on Redis (task/s)"),
-    Figure("celery-drain-vs-sqlalchemy", ">= 3", "times", "Celery worker, two children, drain / kombu's SQLAlchemy transport (task/s)"),
-    Figure("celery-send-vs-sqlalchemy", ">= 3", "times", "delay(), a commit each / kombu's SQLAlchemy transport (task/s)"),
-    Figure("celery-drain-vs-pgmq", ">= 2", "times", "Celery worker, two children, drain / kombu's pgmq transport (task/s)"),
+    Figure("celery-send-100-vs-redis", ">= 1.0", "times", "100 delay() in one transaction / the same on Redis "
+                                                          "(task/s)"),
+    Figure("celery-drain-vs-sqlalchemy", ">= 3", "times", "Celery worker, two children, drain / kombu's SQLAlchemy "
+                                                          "transport (task/s)"),
+    Figure("celery-send-vs-sqlalchemy", ">= 3", "times", "delay(), a commit each / kombu's SQLAlchemy transport "
+                                                         "(task/s)"),
+    Figure("celery-drain-vs-pgmq", ">= 2", "times", "Celery worker, two children, drain / kombu's pgmq transport "
+                                                    "(task/s)"),
     Figure("celery-send-vs-pgmq", ">= 2", "times", "delay(), a commit each / kombu's pgmq transport (task/s)"),
-    Figure("celery-send-vs-insert", "", "times", "delay(), a commit each / bare INSERT of the same row, a commit each (row/s)"),
-    Figure("celery-insert-vs-redis", "", "times", "that bare INSERT / delay() on Redis: no durable delay() can be above it (row/s)"),
+    Figure("celery-send-vs-insert", "", "times", "delay(), a commit each / bare INSERT of the same row, a commit each "
+                                                 "(row/s)"),
+    Figure("celery-insert-vs-redis", "", "times", "that bare INSERT / delay() on Redis: no durable delay() can be "
+                                                  "above it (row/s)"),
     Figure("celery-idle", "<= 3", "1/s", "Statements that an idle Celery worker sends"),
 )  # fmt: skip
 def celery(scale: Scale) -> Samples:
@@ -96,7 +103,8 @@ def _sent(url: str, count: int, at_once: int = 1) -> float:
 
 
 def _inserted(count: int) -> float:
-    """Rows per second of plain psycopg: what a delay() leaves in the table, prepared and binary, a durable commit each."""
+    """Rows per second of plain psycopg: what a delay() leaves in the table, prepared and binary, a durable commit
+    each."""
     app = app_for(OURS)
     app.tasks["bench.tick"].delay(TEXT)
     with raw_connection() as raw, raw.cursor(binary=True) as cursor:

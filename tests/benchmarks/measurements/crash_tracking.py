@@ -44,7 +44,8 @@ def crash_tracking(scale: Scale) -> Samples:
 
 @contextmanager
 def crashes_tracked(queue: Any) -> Iterator[None]:
-    """As after the death of a worker: the mark that maintenance sets, once the workers have read it, and have read its end."""
+    """As after the death of a worker: the mark that maintenance sets, once the workers have read it, and have read its
+    end."""
     QueueControl.objects.update_or_create(
         queue=queue._meta.label, defaults={"crash_tracking_until": Now() + timedelta(hours=1)}
     )

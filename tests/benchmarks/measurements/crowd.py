@@ -9,9 +9,9 @@ from tests.benchmarks.rig.database import append, drain, fill
 from tests.benchmarks.rig.workers import Workers, server_cpu_seconds
 
 CROWD = 8
-#: Messages per process that come before. Only work for all makes each of 32 tasks connect and prepare: with the 2,000 messages of
-#: nothing of ``Workers.warm_up`` half of the sessions met their first claim while they were measured, and the reading and planning
-#: of a first claim costs the server as much as 30 messages.
+#: Messages per process that come before. Only work for all makes each of 32 tasks connect and prepare: with the 2,000
+#: messages of nothing of ``Workers.warm_up`` half of the sessions met their first claim while they were measured, and
+#: the reading and planning of a first claim costs the server as much as 30 messages.
 WARM_UP = 1_000
 
 

@@ -137,13 +137,14 @@ DRAINS = 4
         # The rescan reads the dead rows that the snapshots retain for a tenth of the time.
         ">= 0.85",
         "ratio",
-        "AT_LEAST_ONCE drains of 100,000 while three overlapping REPEATABLE READ readers are open for 120 s / without (msg/s)",
+        "AT_LEAST_ONCE drains of 100,000 while three overlapping REPEATABLE READ readers are open for 120 s / without "
+        "(msg/s)",
     )
 )
 def overlapping_readers(scale: Scale) -> Samples:
     """The readers come 20 s apart and stay until the first one's 120 s are over. All that is sent and handled meanwhile
-    stays in the table as dead rows, which is the point; so what is without them is measured before, not in turn, and over as long:
-    what a shared machine does in 10 s differs by a quarter from minute to minute."""
+    stays in the table as dead rows, which is the point; so what is without them is measured before, not in turn, and
+    over as long: what a shared machine does in 10 s differs by a quarter from minute to minute."""
     count = scale.count(MESSAGES)
     life = 12.0 if scale.quick else 120.0
     with Workers(Leased) as workers:
@@ -164,7 +165,8 @@ def overlapping_readers(scale: Scale) -> Samples:
 def _spread(
     count: int, life: float, runs: int, before: Callable[[float], None] = lambda seconds: None
 ) -> Iterator[float]:
-    """For each run the seconds of some drains; all of them are spread over a ``life``. ``before`` is told how much of it is over."""
+    """For each run the seconds of some drains; all of them are spread over a ``life``. ``before`` is told how much of
+    it is over."""
     began, turns = monotonic(), itertools.count()
     for _ in range(runs):
         seconds = 0.0
@@ -176,8 +178,8 @@ def _spread(
 
 
 def _refilled(count: int) -> float:
-    """Seconds of a drain of messages that are added to a table as it is. As ``fill`` it makes a checkpoint before: one that came
-    halfway through cost a third of the drain."""
+    """Seconds of a drain of messages that are added to a table as it is. As ``fill`` it makes a checkpoint before: one
+    that came halfway through cost a third of the drain."""
     sleep(REST)
     checkpoint()
     append(Leased, Nop, count)

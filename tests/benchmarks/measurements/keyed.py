@@ -1,4 +1,5 @@
-"""What keys and encryption cost a sender who has them; a queue without either is measured by ``send`` and ``send-many``."""
+"""What keys and encryption cost a sender who has them; a queue without either is measured by ``send`` and
+``send-many``."""
 
 from __future__ import annotations
 

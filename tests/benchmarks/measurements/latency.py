@@ -76,8 +76,8 @@ def _handled(stopwatch: Stopwatch, number: int, sent: int) -> int:
 
 
 def _notify_round_trip(count: int) -> float:
-    """Median milliseconds of a NOTIFY on one connection until another one has it, both as idle before it as a worker that
-    is sent a message: on a machine that has to wake up a round trip takes three times as long."""
+    """Median milliseconds of a NOTIFY on one connection until another one has it, both as idle before it as a worker
+    that is sent a message: on a machine that has to wake up a round trip takes three times as long."""
     times = []
     with raw_connection() as sender, raw_connection() as listener:
         listener.execute(f"LISTEN {CHANNEL}_raw")
@@ -98,7 +98,8 @@ def _notify_round_trip(count: int) -> float:
         "beside-slow-p99",
         "<= 20",
         "ms",
-        "send -> handler, of messages sent one by one beside a handler that sleeps 2 s; one process, 4 receivers, 99th percentile",
+        "send -> handler, of messages sent one by one beside a handler that sleeps 2 s; one process, 4 receivers, 99th "
+        "percentile",
     )
 )
 def beside_slow(scale: Scale) -> Samples:

@@ -39,7 +39,8 @@ LOW, MORE = 60_000, 200_000
         "stops",
         "<= 0",
         "",
-        "SIGTERMs under full load that were not answered by exit 0, of 200: 190 worker processes (forked), 10 whole trees",
+        "SIGTERMs under full load that were not answered by exit 0, of 200: 190 worker processes (forked), 10 whole "
+        "trees",
         over_runs=sum,
     )
 )

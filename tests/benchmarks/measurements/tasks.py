@@ -1,4 +1,5 @@
-"""Tasks of Django's framework against its other backends on PostgreSQL: the same task, drained by each one's own worker."""
+"""Tasks of Django's framework against its other backends on PostgreSQL: the same task, drained by each one's own
+worker."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ PEERS = {"django_tasks_db": 2_000, "dj_queue": 2_000}
 
 
 @measures(
-    Figure("tasks-vs-django_tasks_db", ">= 20", "times", "TASKS, one worker process, results kept / django-tasks-db (task/s)"),
-    Figure("tasks-vs-dj_queue", ">= 5", "times", "TASKS, one worker process, results kept / dj_queue, 16 threads (task/s)"),
+    Figure("tasks-vs-django_tasks_db", ">= 20", "times", "TASKS, one worker process, results kept / django-tasks-db "
+                                                         "(task/s)"),
+    Figure("tasks-vs-dj_queue", ">= 5", "times", "TASKS, one worker process, results kept / dj_queue, 16 threads "
+                                                 "(task/s)"),
     Figure("enqueue-vs-django_tasks_db", ">= 1", "times", "Task.enqueue(), a commit each / django-tasks-db (task/s)"),
     Figure("enqueue-vs-dj_queue", ">= 1", "times", "Task.enqueue(), a commit each / dj_queue (task/s)"),
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """What a message makes the server write from its send to its end: bytes and records of WAL, and rows.
 
-A life is a bulk send (COPY) and a drain; beside it, the raw loops do the same. A checkpoint precedes it and none falls into
-it, so there are next to no full-page images in these figures (a handful in all); autovacuum's share is left out as well.
+A life is a bulk send (COPY) and a drain; beside it, the raw loops do the same. A checkpoint precedes it and none falls
+into it, so there are next to no full-page images in these figures (a handful in all); autovacuum's share is left out as
+well.
 """
 
 from __future__ import annotations

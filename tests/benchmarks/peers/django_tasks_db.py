@@ -1,4 +1,5 @@
-"""A worker of django-tasks-db as it is fastest: one process that never waits between tasks, on a connection that stays."""
+"""A worker of django-tasks-db as it is fastest: one process that never waits between tasks, on a connection that
+stays."""
 
 from __future__ import annotations
 

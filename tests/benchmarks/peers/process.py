@@ -1,4 +1,5 @@
-"""One act of one peer in a process of its own: ``python -m tests.benchmarks.peers.process '{"peer": ..., "act": ...}'``.
+"""One act of one peer in a process of its own: ``python -m tests.benchmarks.peers.process '{"peer": ..., "act":
+...}'``.
 
 Prints the seconds that the act says it took.
 """

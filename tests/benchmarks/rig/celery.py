@@ -40,12 +40,13 @@ def sqlalchemy_url() -> str:
     user, password = (quote(str(given.get(name) or ""), safe="") for name in ("user", "password"))
     name = connection.settings_dict["NAME"]
     if host.startswith("/"):
-        return f"sqla+postgresql+psycopg://{user}:{password}@/{name}?host={quote(host, safe='')}&port={given.get('port') or 5432}"
+        return f"sqla+postgresql+psycopg://{user}:{password}@/{name}?host={quote(host, safe='')}&port={given.get('port') or 5432}"  # noqa: E501
     return f"sqla+postgresql+psycopg://{user}:{password}@{host}:{given.get('port') or 5432}/{name}"
 
 
 def pgmq_url() -> str:
-    """pgmq in the benchmarks' own database, as plain SQL: so no server needs its extension. Raises ImportError without its client."""
+    """pgmq in the benchmarks' own database, as plain SQL: so no server needs its extension. Raises ImportError without
+    its client."""
     from pgmq.install import get_embedded_install_sql, install_pgmq_sql
 
     with raw_connection() as raw:

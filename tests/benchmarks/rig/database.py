@@ -140,8 +140,8 @@ def drain(queue: Any, *, above: int = 0) -> float:
     table = connection.ops.quote_name(queue._meta.db_table)
     query = f"SELECT seq FROM {table} WHERE seq > {above} ORDER BY seq DESC LIMIT 1"
     with raw_connection() as raw, raw.cursor() as cursor:
-        # And by nothing else. A vacuum beside an old snapshot finds no rows; a look then read all of the dead ones, for a second
-        # and on the other processor: half of what a worker handled meanwhile.
+        # And by nothing else. A vacuum beside an old snapshot finds no rows; a look then read all of the dead ones, for
+        # a second and on the other processor: half of what a worker handled meanwhile.
         cursor.execute("SET enable_sort = off; SET enable_seqscan = off; SET enable_bitmapscan = off")
         started = monotonic()
         wake(queue)
@@ -151,7 +151,8 @@ def drain(queue: Any, *, above: int = 0) -> float:
                 return looked - started
             if looked - started > PATIENCE:
                 raise Stalled(f"{queue._meta.label} was not drained in {PATIENCE:.0f} s.")
-            # A look costs what a third of a message does, and the raw loops have nobody who looks. So it is a two-hundredth late at most.
+            # A look costs what a third of a message does, and the raw loops have nobody who looks. So it is a
+            # two-hundredth late at most.
             sleep(max(LOOK_EVERY, (looked - started) / 200))
 
 

@@ -1,9 +1,9 @@
 """Worker processes that start at once: forks of a process that has loaded everything and holds nothing.
 
 A fork runs the very function that a supervisor's child runs, and ends with its exit code; the signals are real. What is
-saved is the start of an interpreter and the imports, most of a start. ``Forks`` is the benchmark's side of it; the other is
-``python -m tests.benchmarks.rig.forks QUEUE ...``, which forks for each line ``start`` on stdin and says the process id, and
-for ``wait`` says the exit code of the last one.
+saved is the start of an interpreter and the imports, most of a start. ``Forks`` is the benchmark's side of it; the
+other is ``python -m tests.benchmarks.rig.forks QUEUE ...``, which forks for each line ``start`` on stdin and says the
+process id, and for ``wait`` says the exit code of the last one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What everything is compared with: plain psycopg loops over the queues' own statements.
 
 One connection (or one per thread), prepared and binary, durable commits, no framework, nothing decoded but the keys.
-The claims start at a floor as the engine's do, and have their limit as a parameter. Two loops are by hand with Django instead
-(``delete_and_call`` and the same in fewer trips).
+The claims start at a floor as the engine's do, and have their limit as a parameter. Two loops are by hand with Django
+instead (``delete_and_call`` and the same in fewer trips).
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def delete_and_insert(table: str, threads: int) -> float:
 
 
 def delete_and_call(table: str, threads: int, handler: Callable[[Any], None], read: Callable[[bytes], Any]) -> float:
-    """As ``delete_and_insert`` with a handler that uses the ORM: what one writes by hand with Django. Per transaction, which
-    is an ``atomic()``: delete one message by psycopg, read its body, call the handler."""
+    """As ``delete_and_insert`` with a handler that uses the ORM: what one writes by hand with Django. Per transaction,
+    which is an ``atomic()``: delete one message by psycopg, read its body, call the handler."""
     statement = DELETE.format(table=table)
     floor = [0]
 
@@ -138,8 +138,9 @@ def delete_and_call(table: str, threads: int, handler: Callable[[Any], None], re
 def delete_and_call_in_fewer_trips(
     table: str, threads: int, handler: Callable[[Any], None], read: Callable[[bytes], Any]
 ) -> float:
-    """As ``delete_and_call`` with the trips of a worker and nothing else of it, which is what a worker could reach at best: the commit of
-    a message takes the next DELETE along, by the same packed statement, and to Django all of it is one ``atomic()``."""
+    """As ``delete_and_call`` with the trips of a worker and nothing else of it, which is what a worker could reach at
+    best: the commit of a message takes the next DELETE along, by the same packed statement, and to Django all of it is
+    one ``atomic()``."""
     claim = OpeningClaim(DELETE.format(table=table).replace("LIMIT %s", "LIMIT 1"))
     floor = [0]
 

@@ -1,4 +1,5 @@
-"""What nobody can do without between a send and its handler: the same by plain connections, with no framework around them."""
+"""What nobody can do without between a send and its handler: the same by plain connections, with no framework around
+them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ _TAKE = (
 
 
 def raw_latency(count: int, pause: tuple[float, float]) -> float:
-    """Median milliseconds from an INSERT until another process has leased that row: INSERT and NOTIFY committed one after the
-    other, LISTEN in a process of its own, and the lease on a thread of its own there. ``pause``: seconds between two."""
+    """Median milliseconds from an INSERT until another process has leased that row: INSERT and NOTIFY committed one
+    after the other, LISTEN in a process of its own, and the lease on a thread of its own there. ``pause``: seconds
+    between two."""
     # Here, since the other process imports this module, and is to know nothing of Django.
     from tests.benchmarks.rig.database import connection_parameters, raw_connection
 
@@ -31,7 +33,8 @@ def raw_latency(count: int, pause: tuple[float, float]) -> float:
     with raw_connection() as raw:
         raw.execute(f"DROP TABLE IF EXISTS {_TABLE}")
         raw.execute(
-            f"CREATE TABLE {_TABLE} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body bytea, lease timestamptz)"
+            f"CREATE TABLE {_TABLE} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body bytea, lease "
+            "timestamptz)"
         )
         process = context.Process(target=_take, args=(connection_parameters(), teller), daemon=True)
         process.start()

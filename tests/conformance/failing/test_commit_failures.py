@@ -21,8 +21,8 @@ from tests.testapp.models import Effect
 
 @pytest.fixture
 def deferring(endpoint: Endpoint) -> None:
-    """A database whose commit can fail where no statement did. Asked before the worker starts: a skip in a handler's thread
-    would be an error of the handler."""
+    """A database whose commit can fail where no statement did. Asked before the worker starts: a skip in a handler's
+    thread would be an error of the handler."""
     if not connections[endpoint.alias].features.can_defer_constraint_checks:
         pytest.skip(f"{connections[endpoint.alias].vendor} checks constraints at once")
 

@@ -1,5 +1,5 @@
-"""What code of the user's leaves behind that is no handler: hooks after a commit, receivers of signals, policies. No thread of
-the worker ends by it, and no other message suffers."""
+"""What code of the user's leaves behind that is no handler: hooks after a commit, receivers of signals, policies. No
+thread of the worker ends by it, and no other message suffers."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def test_when_connection_of_a_message_that_is_gone_is_not_as_it_was_should_keep_
 
 @modes("S")
 def test_when_transaction_is_replaced_should_fail_the_attempt_and_keep_none_of_its_effects(endpoint: Endpoint) -> None:
-    """The message is back since the handler's ROLLBACK: what it does after that would be committed, and done once more."""
+    """The message is back since the handler's ROLLBACK: what it does after that would be committed, and done once
+    more."""
     connection = connections[endpoint.alias]
     if connection.vendor != "postgresql":
         pytest.skip("Django does not learn of it on SQL Server")

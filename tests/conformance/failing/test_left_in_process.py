@@ -1,5 +1,5 @@
-"""What a handler does to its whole process, to its queue's table and to event loops: the engine goes on, and every message is
-handled once. (Other handlers of the process do see such changes: see the guide.)"""
+"""What a handler does to its whole process, to its queue's table and to event loops: the engine goes on, and every
+message is handled once. (Other handlers of the process do see such changes: see the guide.)"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a handler changes for good, of its session, its thread or its process, is not the next message's: each finds all that as
-the first one did, and every message is handled once."""
+"""What a handler changes for good, of its session, its thread or its process, is not the next message's: each finds all
+that as the first one did, and every message is handled once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def find(endpoint: Endpoint, what: str) -> Callable[[str], None]:
 def hurts_nobody(
     endpoint: Endpoint, abuse: Callable[[str], None], look: Callable[[str], Any], *, alias: str = ""
 ) -> None:
-    """One message abuses; before and behind it, on the same thread, everything looks the same, and each is handled once."""
+    """One message abuses; before and behind it, on the same thread, everything looks the same, and each is handled
+    once."""
     seen: list[Any] = []
 
     def act(message: Note, context: Context) -> None:

@@ -1,4 +1,5 @@
-"""A message whose class leaves or raises when an instance is made of the body: its attempt has failed, and nothing else."""
+"""A message whose class leaves or raises when an instance is made of the body: its attempt has failed, and nothing
+else."""
 
 from __future__ import annotations
 

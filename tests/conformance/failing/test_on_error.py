@@ -1,7 +1,7 @@
 """What the recoverability policy sees of a failed attempt, and what comes of its verdict.
 
-NServiceBus asks its policy in the next receive; here it is asked in a clean transaction right after the failed one. What
-it sees is the same: the message as it is stored, the exception, and how often it failed.
+NServiceBus asks its policy in the next receive; here it is asked in a clean transaction right after the failed one.
+What it sees is the same: the message as it is stored, the exception, and how often it failed.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def test_when_on_message_throws_after_immediate_retry_should_accumulate_attempts
 
 @modes("RS")
 def test_when_on_message_throws_after_delayed_retry_should_go_on_counting_attempts(endpoint: Endpoint) -> None:
-    # Upstream's delayed copy starts again at 1, and a header counts the rounds. Here the message itself is delayed and its
-    # count with it: it has the attempts it was promised, whoever receives it and however often it was delayed.
+    # Upstream's delayed copy starts again at 1, and a header counts the rounds. Here the message itself is delayed and
+    # its count with it: it has the attempts it was promised, whoever receives it and however often it was delayed.
     later = RetryLater(timedelta(milliseconds=1))
     endpoint.handle(fail, policy=lambda failure: later if failure.attempt < 3 else Poison("enough"))
     endpoint.send(1)

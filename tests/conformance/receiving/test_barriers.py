@@ -75,7 +75,8 @@ class Field:
             Worker(self.queue, self.alias, concurrency=concurrency, heartbeat=True, **options) for _ in range(count)
         ]
         self._workers += workers
-        # A barrier goes to those that are there when it is released: no worker is to be done with it before the last has come.
+        # A barrier goes to those that are there when it is released: no worker is to be done with it before the last
+        # has come.
         for worker in workers:
             worker.start_services()
         for worker in workers:
@@ -120,7 +121,8 @@ def refusing_poison(field: Field) -> Iterator[None]:
     with connections[field.alias].cursor() as cursor:
         cursor.execute(
             "CREATE SEQUENCE refusals; CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "IF nextval('refusals') < 25 THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF; RETURN NEW; END $$; "
+            "IF nextval('refusals') < 25 THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF; RETURN NEW; "
+            "END $$; "
             "CREATE TRIGGER refuse BEFORE INSERT ON queueapp_poisonmessage FOR EACH ROW EXECUTE FUNCTION refuse()"
         )
     yield

@@ -1,4 +1,5 @@
-"""``@consumer(..., concurrency=N)``: at most N handlers of this consumer at once in a process, and nobody else waits for them."""
+"""``@consumer(..., concurrency=N)``: at most N handlers of this consumer at once in a process, and nobody else waits
+for them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ pytestmark = real_commits
 
 @pytest.fixture(autouse=True)
 def nobody_polls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No consumers but those of the test; and what waits for a place is not found by the next look, which nobody waits for."""
+    """No consumers but those of the test; and what waits for a place is not found by the next look, which nobody waits
+    for."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
 

@@ -1,4 +1,5 @@
-"""Independent consumption: each consumer has a copy of its own, whoever sent the message, whoever copies it, whoever dies."""
+"""Independent consumption: each consumer has a copy of its own, whoever sent the message, whoever copies it, whoever
+dies."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ def test_a_consumer_that_fails_has_attempts_delay_and_poison_of_its_own(queue: A
     have(queue, calls, "working")
     put_foreign(queue, 1)
     queue.send(Note("", 2))
-    # One task: between the rollback of a TRANSACTIONAL attempt and its count another one may take the message. Then two attempts
-    # are told the same number, or one begins that is too many.
+    # One task: between the rollback of a TRANSACTIONAL attempt and its count another one may take the message. Then two
+    # attempts are told the same number, or one begins that is too many.
     work(queue, concurrency=1)
 
     eventually(lambda: PoisonMessage.objects.count() == 2 and not queue.objects.exists())
@@ -135,7 +136,8 @@ def test_a_process_that_knows_some_makes_a_copy_for_the_others_as_well(queue: An
 
 @EACH
 def test_a_consumer_that_was_added_a_moment_ago_misses_nothing(queue: Any, calls: Any) -> None:
-    """Deterministically: whatever a process remembers of who subscribes, the next send after the commit of a row knows it."""
+    """Deterministically: whatever a process remembers of who subscribes, the next send after the commit of a row knows
+    it."""
     have(queue, calls, "old")
     for number in range(20):
         queue.send(Note("", number))

@@ -1,5 +1,5 @@
-"""What somebody else inserts into a queue with expressions is held until they are evaluated: nobody receives it before, and
-then it is received, dropped or kept as poison."""
+"""What somebody else inserts into a queue with expressions is held until they are evaluated: nobody receives it before,
+and then it is received, dropped or kept as poison."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def lapse(endpoint: Endpoint) -> None:
 
 
 def lock_own_row(context: Context) -> None:
-    """In the handler's transaction, so that nobody can renew its lease until that ends; and not to be taken by others in the
-    moment after, which is what a lease is that has lapsed by then."""
+    """In the handler's transaction, so that nobody can renew its lease until that ends; and not to be taken by others
+    in the moment after, which is what a lease is that has lapsed by then."""
     context.checkpoint(1)
     context.extend(timedelta(minutes=10))
 

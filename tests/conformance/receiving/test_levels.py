@@ -1,5 +1,5 @@
-"""A message whose priority is none of its queue's levels (a foreign producer, fewer levels than there were) is received as if
-it had the nearest one."""
+"""A message whose priority is none of its queue's levels (a foreign producer, fewer levels than there were) is received
+as if it had the nearest one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ STRANGE = [-(2**15), -1, 3, 2**15 - 1]
 def set_levels() -> Iterator[Callable[[int], None]]:
     """Changes the number of levels, as a deploy does.
 
-    What is built on this is taken down before it: a thread that still ran could otherwise leave statements for the other
-    number of levels to every later test.
+    What is built on this is taken down before it: a thread that still ran could otherwise leave statements for the
+    other number of levels to every later test.
     """
     before = Urgent.delivery.priorities
 

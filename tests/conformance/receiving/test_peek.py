@@ -121,7 +121,8 @@ def test_when_message_receive_takes_long_should_not_block_the_peek(endpoint: End
 def test_when_more_messages_are_estimated_than_present_should_receive_in_vain_twice_at_most(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No other look: on a busy machine one would fall between a claim and its commit, and see once more what that has taken.
+    # No other look: on a busy machine one would fall between a claim and its commit, and see once more what that has
+    # taken.
     estimates = iter([PeekResult(1000, 0, 1)])
     monkeypatch.setattr(QueuePump, "peek", lambda pump: next(estimates, None))
     endpoint.handle()

@@ -114,7 +114,8 @@ def test_priority_newcomer_is_handled_next(market: Market, nothing_is_stuck: Non
     gate.set()
 
     eventually(lambda: market.left == 0 and len(market.prices) == 201)
-    # What was claimed with the one at the gate is in hand already: no more than a batch, which is short for slow handlers.
+    # What was claimed with the one at the gate is in hand already: no more than a batch, which is short for slow
+    # handlers.
     after = market.prices[market.prices.index(150) + 1 :]
     assert 2**62 in after[: 201 - 1]
     assert [price for price in market.prices if price != 2**62] == list(range(199, -1, -1))

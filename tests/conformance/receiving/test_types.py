@@ -1,5 +1,5 @@
-"""Types in motion: what is derived from a type that somebody consumes, what has been renamed, and what is of another version
-of its class than the worker's."""
+"""Types in motion: what is derived from a type that somebody consumes, what has been renamed, and what is of another
+version of its class than the worker's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Keys of messages: of those with one key one waits, in the queue or in the delayed store; what a handler has begun does not
-count; and messages that are processed once."""
+"""Keys of messages: of those with one key one waits, in the queue or in the delayed store; what a handler has begun
+does not count; and messages that are processed once."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_what_has_expired_does_not_wait() -> None:
     assert 2 in there(Keyed)
 
 
-# -- what a handler has begun --------------------------------------------------------------------------------------------
+# -- what a handler has begun ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("queue", KEYED)
@@ -493,7 +493,8 @@ def test_a_header_of_foreign_producers_says_what_is_processed_once(work: Any) ->
         for n, key in ((1, "p-1"), (2, "p-1"), (3, "p-2")):
             headers = messages.encode_headers({"Idempotency-Key": key})
             cursor.execute(
-                f"INSERT INTO {connection.ops.quote_name(Keyed._meta.db_table)} (id, headers, body) VALUES (%s, %s, %s)",
+                f"INSERT INTO {connection.ops.quote_name(Keyed._meta.db_table)} (id, headers, body) VALUES (%s, %s, "
+                "%s)",
                 [uuid.uuid4(), headers, b'{"n": %d}' % n],
             )
     work(Keyed, concurrency=1)
@@ -611,11 +612,22 @@ def test_messages_from_the_journal_are_left_out_while_one_with_their_key_waits()
     Keyed.send(body(1, "k"))
     entries = [
         JournalRecord(
-            number, 1, "t", new_id().bytes, "{}", json.dumps(body(number, key)).encode(), datetime.now(UTC), None, "", 0, None, None,
+            number,
+            1,
+            "t",
+            new_id().bytes,
+            "{}",
+            json.dumps(body(number, key)).encode(),
+            datetime.now(UTC),
+            None,
+            "",
+            0,
+            None,
+            None,
             False,
         )
         for number, key in enumerate(["k", "other", "other", None])
-    ]  # fmt: skip
+    ]
 
     with transaction.atomic():
         assert insert(Keyed, connections["default"], entries) == 2

@@ -1,5 +1,5 @@
-"""Bodies that are compressed or encrypted, on every way that a message goes: what lies in the tables, who can read it, and what
-becomes of what nobody can read any more."""
+"""Bodies that are compressed or encrypted, on every way that a message goes: what lies in the tables, who can read it,
+and what becomes of what nobody can read any more."""
 
 from __future__ import annotations
 

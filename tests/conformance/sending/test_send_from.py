@@ -131,18 +131,32 @@ def test_values_of_every_kind_arrive_as_send_writes_them(endpoint: Endpoint) -> 
         many: list[int]
 
     sql = (
-        "SELECT 9007199254740993 AS whole, 'ünï' AS text, E'a\"b\\\\c\\n\\u0001' AS quoted, true AS yes, false AS no, NULL::text AS none, "
-        "1.50::numeric AS number, 0.1::float8 AS real, DATE '2026-01-02' AS day, TIMESTAMPTZ '2026-01-02 03:04:05.678+00' AS moment, "
-        "'01890a5d-ac96-774b-bcce-b302099a8057'::uuid AS identity, '\\x00ff00ff00'::bytea AS raw, '{\"a\": [1]}'::jsonb AS nested, "
+        "SELECT 9007199254740993 AS whole, 'ünï' AS text, E'a\"b\\\\c\\n\\u0001' AS quoted, true AS yes, false AS no, "
+        "NULL::text AS none, "
+        "1.50::numeric AS number, 0.1::float8 AS real, DATE '2026-01-02' AS day, TIMESTAMPTZ '2026-01-02 "
+        "03:04:05.678+00' AS moment, "
+        "'01890a5d-ac96-774b-bcce-b302099a8057'::uuid AS identity, '\\x00ff00ff00'::bytea AS raw, '{\"a\": "
+        "[1]}'::jsonb AS nested, "
         "ARRAY[1, 2] AS many"
     )
     endpoint.queue.send_from(sql, of=Kinds, using=endpoint.alias)
 
     assert msgspec.json.decode(stored(endpoint)[0].body, type=Kinds) == Kinds(
-        9007199254740993, "ünï", 'a"b\\c\n\x01', True, False, None, Decimal("1.50"), 0.1, date(2026, 1, 2),
-        datetime(2026, 1, 2, 3, 4, 5, 678000, UTC), uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057"), b"\x00\xff\x00\xff\x00",
-        {"a": [1]}, [1, 2],
-    )  # fmt: skip
+        9007199254740993,
+        "ünï",
+        'a"b\\c\n\x01',
+        True,
+        False,
+        None,
+        Decimal("1.50"),
+        0.1,
+        date(2026, 1, 2),
+        datetime(2026, 1, 2, 3, 4, 5, 678000, UTC),
+        uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057"),
+        b"\x00\xff\x00\xff\x00",
+        {"a": [1]},
+        [1, 2],
+    )
 
 
 #: (value in SQL, the same value in Python)

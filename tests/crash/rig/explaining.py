@@ -1,12 +1,11 @@
-"""What the strikes of a run explain, and what they do not: by the record of what was done to whom and when, and by the file
-in which every start of a handler is written down.
+"""What the strikes of a run explain, and what they do not: by the record of what was done to whom and when, and by the
+file in which every start of a handler is written down.
 
-duplicates      of an AT_LEAST_ONCE message: something must have happened to the worker that began first, between the start of
-                its handler and its ack
-poison          that a message has not earned: each failed attempt must be one that a strike can cause
-rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
-early ones      tasks of Celery that ack before they begin: run twice though their main process and its session came to no harm
-restless ones   whose handlers were started so often that nobody can have counted
+duplicates      of an AT_LEAST_ONCE message: something must have happened to the worker that began first, between the
+start of its handler and its ack poison          that a message has not earned: each failed attempt must be one that a
+strike can cause rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
+early ones      tasks of Celery that ack before they begin: run twice though their main process and its session came to
+no harm restless ones   whose handlers were started so often that nobody can have counted
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ OF_ITSELF = "one of its services ended"
 
 #: Strikes after which a worker stops: its supervisor is gone, or has been asked to end.
 STOPPING = ("supervisor", "deploy")
-#: What a handler of an AT_MOST_ONCE queue fails with that has not ended when the worker's grace has: nobody may begin it again.
+#: What a handler of an AT_MOST_ONCE queue fails with that has not ended when the worker's grace has: nobody may begin
+#: it again.
 CUT_OFF = "WorkerStopped: crash.atmostonce"
 #: The grace of ``chaos``, and as much again as a busy machine takes for the rest of the way.
 GRACE = timedelta(seconds=15)
@@ -71,11 +71,12 @@ class Explanations:
                     self._killed.add(int(process))
 
     def unexplained_duplicates(self, keys: Sequence[str]) -> list[str]:
-        """The keys of AT_LEAST_ONCE messages of which a worker came to no harm between the start of its handler and the effect
-        of the one that began next. (Of one that is stalled the effect may be the last to arrive.)
+        """The keys of AT_LEAST_ONCE messages of which a worker came to no harm between the start of its handler and the
+        effect of the one that began next. (Of one that is stalled the effect may be the last to arrive.)
 
-        An event counts from when it began until one lease period after its end: what a struck worker held comes back, and
-        what was stalled arrives, within that time. A handler that takes longer than a lease leaves its effect after that.
+        An event counts from when it began until one lease period after its end: what a struck worker held comes back,
+        and what was stalled arrives, within that time. A handler that takes longer than a lease leaves its effect after
+        that.
         """
 
         def began(key: str, process: int, at: datetime) -> datetime:
@@ -84,17 +85,18 @@ class Explanations:
         return self._unexplained(keys, began)
 
     def unexplained_late_duplicates(self, keys: Sequence[str]) -> list[str]:
-        """The same of tasks that ack when they have ended. A task that is retried is a new message each time, so that two effects
-        may come of one that was started twice, long before either: from its first start on."""
+        """The same of tasks that ack when they have ended. A task that is retried is a new message each time, so that
+        two effects may come of one that was started twice, long before either: from its first start on."""
         return self._unexplained(keys, self._first_start)
 
     def unexplained_early_duplicates(self, keys: Sequence[str]) -> list[str]:
-        """The keys of tasks that ack before they begin and were run twice, though what wrote their acks came to no harm: nobody
-        but the main process and its session does, so a killed child explains none."""
+        """The keys of tasks that ack before they begin and were run twice, though what wrote their acks came to no
+        harm: nobody but the main process and its session does, so a killed child explains none."""
         return self._unexplained(keys, self._first_start, but=CHILDREN)
 
     def unexplained_kept_twice(self, keys: Sequence[str], tree: str) -> list[str]:
-        """The keys of tasks that failed in two hand-outs, of a tree that came to no harm between the first and the last."""
+        """The keys of tasks that failed in two hand-outs, of a tree that came to no harm between the first and the
+        last."""
         left = []
         for key in keys:
             starts = [at for _, at in self._starts[key]]
@@ -107,13 +109,14 @@ class Explanations:
         return [] if any(event.whom != HOLDER for event in self._events) else list(keys)
 
     def unexplained_ends(self, keys: Sequence[str]) -> list[str]:
-        """The keys of rude AT_MOST_ONCE messages whose worker came to no harm between their effect and its recording."""
+        """The keys of rude AT_MOST_ONCE messages whose worker came to no harm between their effect and its
+        recording."""
         moment = timedelta(seconds=2)
         return [key for key in keys if not any(self._harmed(w, p, at, at + moment) for w, p, at in self.effects(key))]
 
     def unexplained_poison(self, keys: Sequence[str]) -> list[str]:
-        """The keys of poison with an attempt that failed otherwise than by a strike, or before the first one; with what it
-        failed of."""
+        """The keys of poison with an attempt that failed otherwise than by a strike, or before the first one; with what
+        it failed of."""
         first = min((event.began for event in self._events if event.whom != HOLDER), default=None)
         left = []
         for key in keys:

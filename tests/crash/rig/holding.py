@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import psycopg
 from django.db import Error
 
-#: What a statement of the harness raises: on its own PostgreSQL it speaks to the driver, on a SQL Server through Django.
+#: What a statement of the harness raises: on its own PostgreSQL it speaks to the driver, on a SQL Server through
+#: Django.
 DATABASE_ERRORS = (psycopg.Error, Error)
 
 
@@ -36,9 +37,9 @@ WORDS = {
         back="ROLLBACK TO SAVEPOINT held",
         commit="COMMIT",
     ),
-    # Index: the primary key. Locks: U on rows, which claims pass by; looks see the rows all the same. What does not match is let
-    # go at once. READCOMMITTEDLOCK: whether or not the database keeps row versions. Back at the savepoint, what was locked
-    # behind it is free, as long as it has not become a lock of the table.
+    # Index: the primary key. Locks: U on rows, which claims pass by; looks see the rows all the same. What does not
+    # match is let go at once. READCOMMITTEDLOCK: whether or not the database keeps row versions. Back at the savepoint,
+    # what was locked behind it is free, as long as it has not become a lock of the table.
     "microsoft": Words(
         begin=("BEGIN TRANSACTION", "SAVE TRANSACTION held"),
         free="SELECT TOP (%s) seq FROM {table} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK) "

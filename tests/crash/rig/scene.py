@@ -33,8 +33,8 @@ def make_template(server: PrivateServer) -> None:
 
 
 class Scene:
-    """A database, its processes and its ledger. ``server``: a private one, or a SQL Server (``sqlserver``), which is asked for
-    what both have."""
+    """A database, its processes and its ledger. ``server``: a private one, or a SQL Server (``sqlserver``), which is
+    asked for what both have."""
 
     def __init__(self, server: Any, directory: Path) -> None:
         self.server = server
@@ -158,8 +158,8 @@ class Scene:
         return int(self.look(f"SELECT {' + '.join(counts)}")[0][0])
 
     def drained(self, seconds: float = PATIENCE_SECONDS, *, effects: int = 0, poisoned: int = 0) -> ledger.Verdict:
-        """Wait until nothing waits any more, then let the oracle judge. An AT_MOST_ONCE message is in no table while its handler
-        runs, so who sends such ones says how many effects and how much poison there will be."""
+        """Wait until nothing waits any more, then let the oracle judge. An AT_MOST_ONCE message is in no table while
+        its handler runs, so who sends such ones says how many effects and how much poison there will be."""
 
         def is_over() -> bool:
             if self.waiting() or self.effects() < effects:

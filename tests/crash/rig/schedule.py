@@ -9,8 +9,8 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-#: Kind -> weight. Those in ``KILLS`` end processes, connections or the server; the others hurt the network, hold rows, or
-#: are messages that do the killing.
+#: Kind -> weight. Those in ``KILLS`` end processes, connections or the server; the others hurt the network, hold rows,
+#: or are messages that do the killing.
 FAULTS = {
     "child": 26,  # SIGKILL of a worker process
     "supervisor": 10,  # SIGKILL of a supervisor; its children find themselves orphaned

@@ -1,7 +1,7 @@
 """On which servers a test of this suite runs: as a rule on the private PostgreSQL, which can be stopped and filled up.
 
-A test that does nothing to its server but connect, kill sessions and lose the network is marked ``on_both``, and runs on the SQL
-Server of QUEUEAPP_TEST_SQLSERVER_URL too.
+A test that does nothing to its server but connect, kill sessions and lose the network is marked ``on_both``, and runs
+on the SQL Server of QUEUEAPP_TEST_SQLSERVER_URL too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The SQL Server of QUEUEAPP_TEST_SQLSERVER_URL, for what can be done to it without stopping it: databases of its own are made
-and dropped, sessions are killed, and a proxy stands in front of it. Processes are killed as elsewhere.
+"""The SQL Server of QUEUEAPP_TEST_SQLSERVER_URL, for what can be done to it without stopping it: databases of its own
+are made and dropped, sessions are killed, and a proxy stands in front of it. Processes are killed as elsewhere.
 
 What a scene asks of a server is what `PrivateServer` has under the same name. The login has to be one that may make
 databases, see all sessions and end them: `sa`, or another sysadmin.
@@ -23,7 +23,8 @@ from project.database import database as database_entry
 
 from .migrating import migrate
 
-#: The sessions of a database that belong to other processes than this one, and these. A login tells the id of its process.
+#: The sessions of a database that belong to other processes than this one, and these. A login tells the id of its
+#: process.
 SESSIONS = (
     "SELECT session_id, host_process_id FROM sys.dm_exec_sessions WHERE database_id = DB_ID() AND is_user_process = 1 "
     "AND session_id <> @@SPID AND host_process_id <> %s ORDER BY session_id"
@@ -37,19 +38,21 @@ WAITING = (
 KILL = "IF EXISTS (SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = {0} AND database_id = DB_ID()) KILL {0}"
 NOW = "SELECT SYSUTCDATETIME()"
 SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL SNAPSHOT"
-#: Row versions are kept, so that the harness sees several tables at one moment and waits for nobody's locks. Who does not ask
-#: for a snapshot reads as before.
+#: Row versions are kept, so that the harness sees several tables at one moment and waits for nobody's locks. Who does
+#: not ask for a snapshot reads as before.
 MAKE = ("CREATE DATABASE [{0}]", "ALTER DATABASE [{0}] SET ALLOW_SNAPSHOT_ISOLATION ON")
 DROP = ("ALTER DATABASE [{0}] SET SINGLE_USER WITH ROLLBACK IMMEDIATE", "DROP DATABASE [{0}]")
 BEGIN, COMMIT = "BEGIN TRANSACTION", "COMMIT TRANSACTION"
-#: A session goes back to the driver's pool, which ends no transaction that was begun in T-SQL, and is somebody else's next.
+#: A session goes back to the driver's pool, which ends no transaction that was begun in T-SQL, and is somebody else's
+#: next.
 LEAVE = "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 #: What can only be done to a server of one's own, and why it is left out here.
 DESELECTED = {"server": "a SQL Server that is there already is nobody's to stop or crash"}
 
 
 class Session:
-    """A session of the harness, in autocommit; what it has in common with psycopg's is what the oracle and the strikes need.
+    """A session of the harness, in autocommit; what it has in common with psycopg's is what the oracle and the strikes
+    need.
 
     Any thread may use it, one at a time."""
 
@@ -157,7 +160,8 @@ class SqlServer:
         return (at if at.tzinfo else at.replace(tzinfo=UTC)) - self._ahead
 
     def make(self, database: str) -> None:
-        """Make a database with the tables of queues and ledger. Nothing copies one here, as a template does elsewhere."""
+        """Make a database with the tables of queues and ledger. Nothing copies one here, as a template does
+        elsewhere."""
         try:
             self._administer(MAKE, database)
             migrate(self, database)
@@ -208,7 +212,8 @@ class SqlServer:
 
 
 def name_of(process: int) -> str:
-    """What the environment of a process of a run calls it; empty for any other. The driver has no other name for a session."""
+    """What the environment of a process of a run calls it; empty for any other. The driver has no other name for a
+    session."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process).environ().get("CRASH_NAME", "")
     return ""

@@ -1,4 +1,5 @@
-"""Where a worker can be held up in the middle of a receive: by which lock, and how its server tells that it waits there."""
+"""Where a worker can be held up in the middle of a receive: by which lock, and how its server tells that it waits
+there."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ WORDS = {
         acking='DELETE FROM "{0}"%',
         recording={"testapp_leased": "SELECT%FOR UPDATE%", "testapp_transactional": "%FOR UPDATE%"},
     ),
-    # S on the table to the end of the transaction lets looks pass and no claim, READPAST or not; U on rows keeps off the ack;
-    # X on the table keeps off everybody.
+    # S on the table to the end of the transaction lets looks pass and no claim, READPAST or not; U on rows keeps off
+    # the ack; X on the table keeps off everybody.
     "microsoft": Words(
         from_writing="SELECT TOP (1) seq FROM {0} WITH (TABLOCK, REPEATABLEREAD)",
         rows="SELECT seq FROM {0} WITH (UPDLOCK, ROWLOCK)",

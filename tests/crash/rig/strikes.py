@@ -1,5 +1,5 @@
-"""Carrying out the faults of a schedule, and the record of what was done to whom and when, which is what explains things
-afterwards (``explaining``)."""
+"""Carrying out the faults of a schedule, and the record of what was done to whom and when, which is what explains
+things afterwards (``explaining``)."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ class Striker:
         return [EVERYBODY]
 
     def _savepoint(self, fault: Fault, stopping: threading.Event) -> list[str]:
-        """Another session holds free rows, as a view does that receives under ATOMIC_REQUESTS. They are there, and nobody
-        can have them; other faults strike meanwhile."""
+        """Another session holds free rows, as a view does that receives under ATOMIC_REQUESTS. They are there, and
+        nobody can have them; other faults strike meanwhile."""
         table = list(QUEUES.values())[int(fault.whom * len(QUEUES))]
         rows, seconds = 1 + int(20 * fault.how), 1 + 4 * fault.long
         holder = None

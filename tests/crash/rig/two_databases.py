@@ -109,8 +109,8 @@ class TwoDatabases:
 
     @contextlib.contextmanager
     def removal_held(self) -> Iterator[None]:
-        """Whoever removes a message from the store here stands still before that, in the middle of its transaction, for as
-        long as this lasts: what he has committed elsewhere is committed."""
+        """Whoever removes a message from the store here stands still before that, in the middle of its transaction, for
+        as long as this lasts: what he has committed elsewhere is committed."""
         self.here.execute(
             "CREATE OR REPLACE FUNCTION stand_still() RETURNS trigger LANGUAGE plpgsql AS "
             "'BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NULL; END'"

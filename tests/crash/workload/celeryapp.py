@@ -1,7 +1,8 @@
 """The tasks of the seeded run, on our broker: `celery -A tests.crash.workload.celeryapp worker`.
 
-Each leaves its effect under its key, as the handlers of ``consumers`` do. ``late`` acks when it has ended, and is put back when
-its process dies; ``late_kept`` acks when it has ended, and is kept as poison then; ``early`` acks before it begins.
+Each leaves its effect under its key, as the handlers of ``consumers`` do. ``late`` acks when it has ended, and is put
+back when its process dies; ``late_kept`` acks when it has ended, and is kept as poison then; ``early`` acks before it
+begins.
 """
 
 from __future__ import annotations

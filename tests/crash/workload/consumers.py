@@ -1,10 +1,10 @@
-"""The handlers of the crash suite: they do what the message says, and leave an effect under its key. Those of rude messages
-leave other things behind as well (``rudeness``).
+"""The handlers of the crash suite: they do what the message says, and leave an effect under its key. Those of rude
+messages leave other things behind as well (``rudeness``).
 
 `CRASH_ATTEMPTS` is how often each is tried (3); with `CRASH_VERSION` 2 there is a consumer more.
 
-Each start of a handler is noted before anything else (``starts``): that survives the death of the process, the rollback of the
-transaction and the loss of the database.
+Each start of a handler is noted before anything else (``starts``): that survives the death of the process, the rollback
+of the transaction and the loss of the database.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _die(message: Act) -> None:
 
 
 def _others_of_the_tree() -> list[psutil.Process]:
-    """The supervisor and its other children. None, where it is dead already: the parent is whoever adopts orphans then, and its
-    children are everybody's (seen: a run of faults that killed the shell it was started from)."""
+    """The supervisor and its other children. None, where it is dead already: the parent is whoever adopts orphans then,
+    and its children are everybody's (seen: a run of faults that killed the shell it was started from)."""
     supervisor = psutil.Process(os.getppid())
     try:
         if supervisor.environ().get("CRASH_NAME") != os.environ["CRASH_NAME"]:

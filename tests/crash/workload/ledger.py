@@ -21,7 +21,8 @@ from .rudeness import RUDENESSES, TAKEN, Fate
 
 QUEUES = {"testapp.Leased": "testapp_leased", "testapp.Transactional": "testapp_transactional",
           "testapp.AtMostOnce": "testapp_atmostonce"}  # fmt: skip
-#: Tasks of Celery, which all wait in one table: those that ack when they have ended, and those that ack before they begin.
+#: Tasks of Celery, which all wait in one table: those that ack when they have ended, and those that ack before they
+#: begin.
 LATE, EARLY = "celery.late", "celery.early"
 CELERY_TABLE, CELERY_QUEUE, CELERY_LABEL = "queueapp_celery_message", "crash", "queueapp_celery.BrokerQueue"
 SEMANTICS = {"testapp.Leased": "at_least_once", "testapp.Transactional": "transactional",
@@ -43,8 +44,8 @@ VICTIM = "killed"
 
 
 def sent(alias: str, key: str, queue: str, how: str) -> bool:
-    """Note a message that is sent in the same transaction. False: it was sent before, by a hand-out of the same message whose
-    ack was lost; a handler that is made for AT_LEAST_ONCE does not send it again."""
+    """Note a message that is sent in the same transaction. False: it was sent before, by a hand-out of the same message
+    whose ack was lost; a handler that is made for AT_LEAST_ONCE does not send it again."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         cursor.execute(WORDS[connection.vendor].sent, (key, queue, how))
@@ -126,7 +127,8 @@ _HERE = " UNION ALL ".join(f"SELECT {KEY}, '{label}', 'queue' FROM {table}" for 
     f" UNION ALL SELECT {KEY}, '', 'queue' FROM {CELERY_TABLE} WHERE recipient = '{CELERY_QUEUE}'"
     f" UNION ALL SELECT {KEY}, destination, "
     f"CASE WHEN due > {FAR_FUTURE} THEN 'delayed for ever' ELSE 'delayed' END FROM queueapp_delayedmessage"
-    " UNION ALL SELECT COALESCE(body->>'key', body->0->>0), queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN 'killer' "
+    " UNION ALL SELECT COALESCE(body->>'key', body->0->>0), queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN "
+    "'killer' "
     "WHEN body->>'rude' <> '' THEN 'rude' WHEN (body->>'fail')::int > 0 THEN 'failing' ELSE 'bystander' END "
     "FROM (SELECT queue, convert_from(body, 'UTF8')::json AS body FROM queueapp_poisonmessage) p"
 )
@@ -181,7 +183,8 @@ WORDS = {
         sent_many="INSERT INTO crash_sent ([key], queue, how) SELECT k.[value], n.q, '{how}' "
         "FROM OPENJSON(%s) AS k CROSS JOIN (VALUES (%s)) AS n(q)",
         list_of=json.dumps,
-        # What an open transaction has changed is passed by, whether or not the database keeps row versions for every reader.
+        # What an open transaction has changed is passed by, whether or not the database keeps row versions for every
+        # reader.
         some="SELECT TOP ({most}) 1 AS n FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)",
         far_future="DATEADD(year, 1, SYSUTCDATETIME())",
         # A transaction that has begun otherwise cannot become one.
@@ -224,7 +227,8 @@ class Verdict:
     waiting: int = 0
     #: In two tables at once, or an effect of a TRANSACTIONAL message that is also in a table.
     in_two_places: list[str] = field(default_factory=list)
-    #: Tasks that were handed out twice and failed both times, so that poison has them twice: to be explained as two effects are.
+    #: Tasks that were handed out twice and failed both times, so that poison has them twice: to be explained as two
+    #: effects are.
     kept_twice: list[str] = field(default_factory=list)
     #: An effect, or a message, whose sender was rolled back.
     ghosts: list[str] = field(default_factory=list)
@@ -243,7 +247,8 @@ class Verdict:
 
     @property
     def handled(self) -> int:
-        """Messages with an effect. AT_LEAST_ONCE promises one effect at least: after an outage a message may have two."""
+        """Messages with an effect. AT_LEAST_ONCE promises one effect at least: after an outage a message may have
+        two."""
         return self.effects - self.duplicates["at_least_once"]
 
     def __str__(self) -> str:
@@ -257,7 +262,8 @@ class Verdict:
 
 
 def judge(*databases: Any) -> Verdict:
-    """Compare ledger, effects and tables, in one snapshot; several databases are one ledger, looked at one after the other."""
+    """Compare ledger, effects and tables, in one snapshot; several databases are one ledger, looked at one after the
+    other."""
     sent_rows: list[Any] = []
     effects: Counter[str] = Counter()
     here: list[Any] = []

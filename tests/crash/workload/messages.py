@@ -7,7 +7,8 @@ class Act(msgspec.Struct):
     """``key`` is the ledger's. The other fields make the handler misbehave, in this order."""
 
     key: str
-    #: How the process dies: "exit", "SIGKILL", "SIGSEGV" (a real one), or "tree" for the supervisor and all of its children.
+    #: How the process dies: "exit", "SIGKILL", "SIGSEGV" (a real one), or "tree" for the supervisor and all of its
+    #: children.
     die: str = ""
     #: It dies in so many attempts, and is a good message after that.
     deaths: int = 1_000_000
@@ -30,7 +31,8 @@ class Act(msgspec.Struct):
 
 
 class Rude(msgspec.Struct):
-    """Its handler leaves behind what no handler should (``rudeness``): ``rude`` names it, and is what the ledger judges by."""
+    """Its handler leaves behind what no handler should (``rudeness``): ``rude`` names it, and is what the ledger judges
+    by."""
 
     key: str
     rude: str

@@ -1,10 +1,10 @@
-"""What rude handlers leave behind: swallowed errors, connections in another state than they were handed out, transactions
-left open, things that nobody can write down.
+"""What rude handlers leave behind: swallowed errors, connections in another state than they were handed out,
+transactions left open, things that nobody can write down.
 
-Each rudeness is a function of ``leave``, which writes the effect of the message, and the context; its name, with dashes,
-is what a ``Rude`` message carries. Beside it stands what has to become of such a message, in a transaction (TRANSACTIONAL)
-and in autocommit (the other two semantics): *poison* after its attempts, or *handled* where by contract nobody is hurt.
-Whatever it is, no other message may feel it.
+Each rudeness is a function of ``leave``, which writes the effect of the message, and the context; its name, with
+dashes, is what a ``Rude`` message carries. Beside it stands what has to become of such a message, in a transaction
+(TRANSACTIONAL) and in autocommit (the other two semantics): *poison* after its attempts, or *handled* where by contract
+nobody is hurt. Whatever it is, no other message may feel it.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Rudeness:
 
 
 RUDENESSES: dict[str, Rudeness] = {}
-#: What those say that SQL has to say: by rudeness and vendor. (RAISERROR of this severity ends the session that says it: for
-#: a sysadmin, as KILL is, which no session may do to itself.)
+#: What those say that SQL has to say: by rudeness and vendor. (RAISERROR of this severity ends the session that says
+#: it: for a sysadmin, as KILL is, which no session may do to itself.)
 SAID = {
     "elsewhere-dies": {
         "postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
@@ -148,8 +148,8 @@ def swallowed_integrity(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.POISON, Fate.HANDLED, transactional_on_sqlserver=Fate.HANDLED)
 def swallowed_sql(leave: Leave, context: Context) -> None:
-    """The same by a cursor: Django does not know that the server will answer COMMIT with ROLLBACK. SQL Server does not: there
-    one statement has failed, and the transaction is as good as before."""
+    """The same by a cursor: Django does not know that the server will answer COMMIT with ROLLBACK. SQL Server does not:
+    there one statement has failed, and the transaction is as good as before."""
     leave()
     with contextlib.suppress(Error), connections[context.alias].cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
@@ -167,7 +167,8 @@ def set_rollback(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.POISON, Fate.EITHER)
 def close(leave: Leave, context: Context) -> None:
-    """It is the worker's connection. Only where it was not open yet, behind another rude one, nobody notices or minds."""
+    """It is the worker's connection. Only where it was not open yet, behind another rude one, nobody notices or
+    minds."""
     leave()
     connections[context.alias].close()
 
@@ -209,8 +210,8 @@ def elsewhere_open(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.HANDLED, Fate.HANDLED, beside={"elsewhere": True}, count_beside=5)
 def elsewhere_dies(leave: Leave, context: Context) -> None:
-    """The session on another alias dies, and the handler does not care: one statement there has failed. The next ones on this
-    thread that need that alias have done nothing wrong."""
+    """The session on another alias dies, and the handler does not care: one statement there has failed. The next ones
+    on this thread that need that alias have done nothing wrong."""
     leave()
     with contextlib.suppress(Error):
         _say("elsewhere-dies", ELSEWHERE)
@@ -218,8 +219,8 @@ def elsewhere_dies(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.EITHER, Fate.EITHER, hasty=True)
 def time_limit(leave: Leave, context: Context) -> None:
-    """The time limit strikes somewhere in Atomic, now in one line and now in another. Now and then library code swallows
-    it, and then nobody knows."""
+    """The time limit strikes somewhere in Atomic, now in one line and now in another. Now and then library code
+    swallows it, and then nobody knows."""
     leave()
     until = monotonic() + 3
     while monotonic() < until:

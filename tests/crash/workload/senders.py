@@ -1,9 +1,10 @@
-"""A sender behind a pooler: `python -m tests.crash.workload.senders QUEUE COUNT MEETING OTHER ...`, exit code 1 after any error.
+"""A sender behind a pooler: `python -m tests.crash.workload.senders QUEUE COUNT MEETING OTHER ...`, exit code 1 after
+any error.
 
-Its first message is sent in a transaction that stays open until all of the OTHER senders have one open too, each leaving a
-file of its queue's name in the directory MEETING: so each of them has met a server session of its own. After that it
-sends in every way that a statement can reach the server: outside and inside of a transaction, as the first of one and
-later, with options, after a rollback.
+Its first message is sent in a transaction that stays open until all of the OTHER senders have one open too, each
+leaving a file of its queue's name in the directory MEETING: so each of them has met a server session of its own. After
+that it sends in every way that a statement can reach the server: outside and inside of a transaction, as the first of
+one and later, with options, after a rollback.
 """
 
 from __future__ import annotations

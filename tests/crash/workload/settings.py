@@ -1,8 +1,8 @@
 """Settings of the worker processes and producers of the crash suite: short times, and a name for their connections.
 
 Read from the environment: `CRASH_NAME`, what the connections of this process are called in `pg_stat_activity`;
-`CRASH_QUEUEAPP`, a JSON object that overrides QUEUEAPP (durations in seconds). A second alias, "elsewhere", leads to the same
-database: its sessions are the handlers' own.
+`CRASH_QUEUEAPP`, a JSON object that overrides QUEUEAPP (durations in seconds). A second alias, "elsewhere", leads to
+the same database: its sessions are the handlers' own.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The file of starts: each start of a handler or task is a line in the file ``CRASH_STARTS``, written by one ``write``: it
-tells of attempts that were rolled back or died as well."""
+"""The file of starts: each start of a handler or task is a line in the file ``CRASH_STARTS``, written by one ``write``:
+it tells of attempts that were rolled back or died as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Erasing a subject: by whoever may, after two questions, on every database, and without a word of whose it was afterwards."""
+"""Erasing a subject: by whoever may, after two questions, on every database, and without a word of whose it was
+afterwards."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_the_command_erases_and_does_not_log_whom(caplog: pytest.LogCaptureFixtu
     ("arguments", "words"),
     [
         (["ada"], "There is no terminal for the confirmation: pass --yes"),
-        (["ada", "--yes", "--database", "nowhere"], "database = 'nowhere' is not accepted: it must be one that has queues"),
+        (["ada", "--yes", "--database", "nowhere"], "database = 'nowhere' is not accepted: it must be one that has "
+                                                    "queues"),
         (["", "--yes"], "subject = '' is not accepted"),
         (["a" * 201, "--yes"], "is not accepted: it must be a text of 1 to 200 characters"),
         (["Ada", "--yes"], "'Ada' has no key"),

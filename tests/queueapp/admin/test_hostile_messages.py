@@ -84,7 +84,7 @@ def test_headers(operator: Client, text: str) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    ["", "null", "[]", "{", f'"{SCRIPT}"', f'{{"a": {{"b": "{SCRIPT}"}}}}', "[" * 50_000, '{"a":"' + "b" * 3_000_000 + '"}'],
+    ["", "null", "[]", "{", f'"{SCRIPT}"', f'{{"a": {{"b": "{SCRIPT}"}}}}', "[" * 50_000, '{"a":"' + "b" * 3_000_000 + '"}'],  # noqa: E501
     ids=["nothing", "null", "list", "broken", "string", "nested", "deep", "3 MB"],
 )  # fmt: skip
 def test_headers_that_are_not_as_they_should_be(operator: Client, headers: str) -> None:

@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from queueapp import registry
-from queueapp.admin.large_tables import limits
+from queueapp.admin.large_tables import search
 from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
 from tests.testapp.models import Leased, Urgent
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(connection.vendor != "postgresql", reason="expla
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WINDOW", WINDOW), ("NEAR", NEAR), ("COUNTED", COUNTED)):
-        monkeypatch.setattr(limits, name, value)
+        monkeypatch.setattr(search, name, value)
 
 
 def fill(model: Any, rows: int = ROWS) -> None:
@@ -87,7 +87,8 @@ def assert_bounded(client: Client, address: str) -> Any:
             read = rows_read(sql)
             assert read <= MOST_ROWS_READ, (address, read, sql)
             assert "COUNT(" not in sql or "LIMIT" in sql, (address, sql)
-    # Two for each queue, of what the tables of all queues hold for it. Savepoints there are in a test's transaction only.
+    # Two for each queue, of what the tables of all queues hold for it. Savepoints there are in a test's transaction
+    # only.
     most = 26 + 2 * len(list(registry.queues))
     assert len([query for query in captured if "SAVEPOINT" not in query["sql"]]) <= most
     return response

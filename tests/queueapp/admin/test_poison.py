@@ -33,7 +33,8 @@ def poison(count: int = 1, **values: Any) -> list[int]:
         "body": b'{"gate":null}',
         "attempts": 3,
         "deliveries": 3,
-        "failures": '[{"at":"2026-11-20T19:22:01","attempt":1,"exception":"ValueError: first try","verdict":"RetryLater"}]',
+        "failures": '[{"at":"2026-11-20T19:22:01","attempt":1,"exception":"ValueError: first '
+        'try","verdict":"RetryLater"}]',
     }
     return [PoisonMessage.objects.create(message_id=uuid.uuid4(), **{**defaults, **values}).pk for _ in range(count)]
 

@@ -206,7 +206,8 @@ def test_page_shows_facts_lease_failures_headers_and_body(operator: Client, four
     Leased.objects.filter(pk=four_states["leased"]).update(
         headers='{"trace-id":"t-1"}',
         body=b'{"flight":"UA 1"}',
-        failures='[{"at":"2026-11-20T19:22:01","attempt":1,"exception":"ValueError: no gate","verdict":"RetryNow","host":"h"}]',
+        failures='[{"at":"2026-11-20T19:22:01","attempt":1,"exception":"ValueError: no '
+        'gate","verdict":"RetryNow","host":"h"}]',
         correlation_id="order-7",
     )
     text = page(operator, url(Leased, "change", four_states["leased"]))
@@ -282,7 +283,8 @@ def test_a_users_own_page_for_a_queue_wins(monkeypatch: pytest.MonkeyPatch) -> N
         list_per_page = 3
 
     own = OwnPage(Leased, admin.site)
-    # Its entries, not the registry: ``admin.site`` is lazy, and undoing a ``setattr`` would take the attribute from the site.
+    # Its entries, not the registry: ``admin.site`` is lazy, and undoing a ``setattr`` would take the attribute from the
+    # site.
     monkeypatch.setitem(admin.site._registry, Leased, own)
     monkeypatch.delitem(admin.site._registry, Urgent)
     site.register()

@@ -1,4 +1,5 @@
-"""What nobody types by accident: NULs and numbers that are none, in every parameter of every page. Refused, never a crash."""
+"""What nobody types by accident: NULs and numbers that are none, in every parameter of every page. Refused, never a
+crash."""
 
 import uuid
 from datetime import timedelta

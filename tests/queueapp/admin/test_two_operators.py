@@ -54,7 +54,8 @@ def buried(count: int = 1) -> list[int]:
 
 
 def notes(response: HttpResponse) -> list[str]:
-    """What its page tells the operator. From the page itself: what a test client remembers of templates is of both browsers."""
+    """What its page tells the operator. From the page itself: what a test client remembers of templates is of both
+    browsers."""
     return [
         unescape(one)
         for one in re.findall(r'<li class="(?:info|success|warning|error)">(.*?)</li>', response.content.decode())
@@ -122,7 +123,8 @@ def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, 
     with somebody_else(lambda: requeue_poison.requeue(poison_archive.find([number]))):
         answer = press(both[0], PoisonMessage, "requeue", number)
     assert notes(answer) == [
-        "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not exist any more."
+        "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not "
+        "exist any more."
     ]
     assert Leased.objects.count() == 1
 
@@ -133,7 +135,8 @@ def test_who_asks_about_a_message_that_is_gone_by_then_is_told_and_not_asked(bot
     data = {"action": "requeue", "_selected_action": [gone]}
     answer = both[0].post(url(PoisonMessage), data, follow=True)
     assert notes(answer) == [
-        "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not exist any more."
+        "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not "
+        "exist any more."
     ]
     asked = both[0].post(url(PoisonMessage), {"action": "requeue", "_selected_action": [gone, left]})
     assert "Requeue 1 message?" in asked.content.decode()

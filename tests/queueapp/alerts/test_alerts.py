@@ -1,4 +1,5 @@
-"""Somebody is told once when something begins and once when it is over, by each channel, whoever evaluates and restarts."""
+"""Somebody is told once when something begins and once when it is over, by each channel, whoever evaluates and
+restarts."""
 
 from __future__ import annotations
 
@@ -28,9 +29,8 @@ from queueapp.errors import InvalidOption
 from queueapp.models import Alert, Now, PoisonMessage, Subscriber
 from queueapp.operations import statistics
 from queueapp.services import connection_timeouts
-from queueapp.services.alert_evaluator import AlertEvaluator
 from queueapp.services.leader_election import Elector
-from queueapp.services.maintenance import Maintenance
+from queueapp.services.maintenance import AlertEvaluator, Maintenance
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import eventually
@@ -598,7 +598,7 @@ def test_open_alerts_are_listed(settings: Any) -> None:
     [
         {"mail": "ops@example.org"}, {"mail": ["nobody"]}, {"webhook": "ftp://x"}, {"max_age": 60},
         {"max_age": timedelta(0)}, {"max_waiting": -1},
-        {"max_waiting": {"q": True}}, {"poison": 1}, {"every": timedelta(0)}, {"unknown": 1}, {"max_age": {1: timedelta(1)}},
+        {"max_waiting": {"q": True}}, {"poison": 1}, {"every": timedelta(0)}, {"unknown": 1}, {"max_age": {1: timedelta(1)}},  # noqa: E501
     ],
 )  # fmt: skip
 def test_what_is_not_accepted_is_said(settings: Any, given: Any) -> None:

@@ -17,8 +17,8 @@ from tests.testapp.models import Leased
 
 
 class SampleStore(DelayedStoreWithInfrastructure):
-    """As the sample of NServiceBus' documentation: what it needs it makes in ``setup_infrastructure`` and ``initialize``, and
-    nothing works before that. Tests give it faults: what a method of that name raises."""
+    """As the sample of NServiceBus' documentation: what it needs it makes in ``setup_infrastructure`` and
+    ``initialize``, and nothing works before that. Tests give it faults: what a method of that name raises."""
 
     #: (what, arguments) of every call of these two, in the order of all instances.
     opened: list[tuple[Any, ...]] = []

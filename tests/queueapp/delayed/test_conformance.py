@@ -1,4 +1,5 @@
-"""The built-in store passes the suite that we ship for those of third parties, and the suite finds what is wrong with one."""
+"""The built-in store passes the suite that we ship for those of third parties, and the suite finds what is wrong with
+one."""
 
 from __future__ import annotations
 

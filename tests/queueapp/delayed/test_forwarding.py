@@ -1,4 +1,5 @@
-"""Forwarding from one database to another, step by step in this process: what is accepted, moved, refused, and known again."""
+"""Forwarding from one database to another, step by step in this process: what is accepted, moved, refused, and known
+again."""
 
 from __future__ import annotations
 

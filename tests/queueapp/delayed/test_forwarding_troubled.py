@@ -1,4 +1,5 @@
-"""Forwarding past what keeps some of the messages from going over: the others go, and none is lost, doubled or blamed."""
+"""Forwarding past what keeps some of the messages from going over: the others go, and none is lost, doubled or
+blamed."""
 
 from __future__ import annotations
 

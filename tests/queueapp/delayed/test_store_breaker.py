@@ -1,4 +1,5 @@
-"""The breaker of storing: fed by ``send(delay=)`` in any process and by delayed retries; a web process waits for nothing."""
+"""The breaker of storing: fed by ``send(delay=)`` in any process and by delayed retries; a web process waits for
+nothing."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ COLUMNS = "headers, body, expires, recipient, priority, is_barrier, enqueued_at,
 def move_back(queue: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO {queue._meta.db_table} (id, {COLUMNS}) SELECT message_id, {COLUMNS} FROM queueapp_poisonmessage"
+            f"INSERT INTO {queue._meta.db_table} (id, {COLUMNS}) SELECT message_id, {COLUMNS} FROM "
+            "queueapp_poisonmessage"
         )
         cursor.execute("DELETE FROM queueapp_poisonmessage")
 

@@ -25,7 +25,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, settings: Any) -> Iterator[Server]:
-    """One database with an empty journal for what begins with "journaled", and as many connections as the test wants."""
+    """One database with an empty journal for what begins with "journaled", and as many connections as the test
+    wants."""
     settings.QUEUEAPP = {"JOURNAL": {"journaled.for ever": None, "^journaled": RETENTION}, "PEEK_DELAY": 0.1}
     server = Server(request.param)
     yield server

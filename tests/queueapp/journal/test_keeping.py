@@ -1,4 +1,5 @@
-"""What is published to a journaled topic is kept in the publisher's transaction, whatever queues take it; other topics pay nothing."""
+"""What is published to a journaled topic is kept in the publisher's transaction, whatever queues take it; other topics
+pay nothing."""
 
 from __future__ import annotations
 
@@ -58,9 +59,14 @@ def test_journal_is_written_in_the_publishers_transaction(server: Server) -> Non
 
 def test_journal_keeps_headers_and_options(server: Server) -> None:
     publish(
-        "journaled.orders", b"\0\xff", headers={"k": "ö"}, expires_in=timedelta(hours=1), correlation_id="c", reply_to="r",
+        "journaled.orders",
+        b"\0\xff",
+        headers={"k": "ö"},
+        expires_in=timedelta(hours=1),
+        correlation_id="c",
+        reply_to="r",
         using=server.alias,
-    )  # fmt: skip
+    )
 
     (entry,) = entries(server)
     (message,) = Recovered.objects.using(server.alias).all()
@@ -134,7 +140,7 @@ def test_retention_is_that_of_the_first_topic_that_fits(settings: Any) -> None:
 @pytest.mark.parametrize(
     "journal",
     [
-        ["orders"], {"(": None}, {"": None}, {7: None}, {"a": 7}, {"a": timedelta(seconds=59)}, {"a\0": None}, {"a" * 256: None},
+        ["orders"], {"(": None}, {"": None}, {7: None}, {"a": 7}, {"a": timedelta(seconds=59)}, {"a\0": None}, {"a" * 256: None},  # noqa: E501
         {"a": timedelta(days=36501)},
     ],
 )  # fmt: skip

@@ -189,7 +189,8 @@ def test_reading_on_walks_along_the_index_however_much_is_kept(server: Server) -
     """Sorting the topic for each batch would make a long replay take time by the square of its length."""
     with server.connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO queueapp_journalentry (txid, topic, message_id, queues) SELECT n / 10, %s, gen_random_uuid(), '|a.B|' "
+            "INSERT INTO queueapp_journalentry (txid, topic, message_id, queues) SELECT n / 10, %s, gen_random_uuid(), "
+            "'|a.B|' "
             "FROM generate_series(1, 20000) n",
             [TOPIC],
         )

@@ -1,4 +1,5 @@
-"""Retention: what is kept for long enough goes, whole partitions where there are some, and nothing that somebody still reads."""
+"""Retention: what is kept for long enough goes, whole partitions where there are some, and nothing that somebody still
+reads."""
 
 from __future__ import annotations
 

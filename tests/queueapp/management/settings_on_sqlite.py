@@ -1,4 +1,5 @@
-"""A project as `startproject` makes it, whose database is an SQLite file, named by SQLITE_FILE, and which knows about it."""
+"""A project as `startproject` makes it, whose database is an SQLite file, named by SQLITE_FILE, and which knows about
+it."""
 
 import os
 

@@ -131,7 +131,8 @@ class Terminal(StringIO):
     [
         (["requeuepoison", "--all"], "Stopped; 2 poison messages were requeued, the others are unchanged", (5, 1, 3)),
         (["purgequeue", "testapp.Leased", "--yes"], r"Stopped; 2 messages of testapp\.Leased were deleted", (1, 3, 3)),
-        (["movedelayed", "gone.Shop", "testapp.Leased"], r"Stopped; 2 delayed messages go to testapp\.Leased now", (3, 3, 1)),
+        (["movedelayed", "gone.Shop", "testapp.Leased"], r"Stopped; 2 delayed messages go to testapp\.Leased "
+                                                         r"now", (3, 3, 1)),
         (["movemessages", "testapp.Leased", "--type", "", "--poison"], "Stopped; 2 messages without a type", (1, 5, 3)),
     ],
 )  # fmt: skip

@@ -108,8 +108,8 @@ def at_a_terminal(
 ) -> tuple[int, str]:
     """(exit code, what the terminal showed) of a command at which this is typed once it has said ``wait_for``.
 
-    It is typed again each second until the ``answer`` is seen, as a person would: a SIGINT between the prompt and the read
-    is kept by CPython until that read returns.
+    It is typed again each second until the ``answer`` is seen, as a person would: a SIGINT between the prompt and the
+    read is kept by CPython until that read returns.
     """
     child, terminal = pty.fork()
     if child == 0:

@@ -1,4 +1,5 @@
-"""``queuestats`` shows names and errors that strangers wrote, each in its line; a queue that is named twice is one queue."""
+"""``queuestats`` shows names and errors that strangers wrote, each in its line; a queue that is named twice is one
+queue."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ def test_a_wire_format_that_nobody_knows_is_refused() -> None:
                 app_label = "testapp"
 
 
-# -- expressions at entry ------------------------------------------------------------------------------------------------
+# -- expressions at entry ----------------------------------------------------------------------------------------------
 
 
 def test_a_default_holds_what_others_insert_on_queues_with_expressions_alone() -> None:

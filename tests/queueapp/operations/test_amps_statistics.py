@@ -30,9 +30,16 @@ def figures_of(queue: type) -> statistics.QueueStats:
 def test_queue_depth_backlog_and_their_ages_are_told_of_a_queue_that_counts() -> None:
     Capped.send_many({"n": n} for n in range(8))
     one = Subscriber.objects.create(
-        queue=Capped._meta.label, host="here", process=7, supervisor=new_id(), backlog=4, filter="/n > 1", leases_lost=3,
-        outstanding=99, alive_until="2990-01-01T00:00:00Z",
-    )  # fmt: skip
+        queue=Capped._meta.label,
+        host="here",
+        process=7,
+        supervisor=new_id(),
+        backlog=4,
+        filter="/n > 1",
+        leases_lost=3,
+        outstanding=99,
+        alive_until="2990-01-01T00:00:00Z",
+    )
     queue_sql(Capped, connection).limits.claim_within(connection, [SeqRange()], 3, new_id(), one.pk, 60_000, 5)
     control.set_option(Capped, "max_backlog", 4)
 

@@ -155,9 +155,15 @@ def test_release_counts_only_messages_that_had_a_lease() -> None:
 @pytest.mark.django_db
 def test_move_to_poison_takes_the_message_whole_and_requeue_brings_it_back() -> None:
     identity = AddressedUrgent.send(
-        b"\x00\xff", headers={"trace": "7"}, priority=2, recipient="me", unknown_recipient=True, correlation_id="c", reply_to="r",
+        b"\x00\xff",
+        headers={"trace": "7"},
+        priority=2,
+        recipient="me",
+        unknown_recipient=True,
+        correlation_id="c",
+        reply_to="r",
         expires_in=timedelta(hours=1),
-    )  # fmt: skip
+    )
     before = AddressedUrgent.objects.get()
     assert control.move_to_poison(AddressedUrgent, [before.seq], reason="x" * 600) == 1
     assert not AddressedUrgent.objects.exists()

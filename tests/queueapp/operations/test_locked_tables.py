@@ -1,4 +1,5 @@
-"""A table that somebody has locked as a whole (ALTER TABLE, a rebuild): what it holds is unknown, and nobody waits for it."""
+"""A table that somebody has locked as a whole (ALTER TABLE, a rebuild): what it holds is unknown, and nobody waits for
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What nobody takes is moved by its type: to another queue whole, or to poison, and what somebody has in flight is left alone."""
+"""What nobody takes is moved by its type: to another queue whole, or to poison, and what somebody has in flight is left
+alone."""
 
 from __future__ import annotations
 

@@ -22,8 +22,21 @@ from tests.in_process_worker import real_commits
 from tests.testapp.models import AddressedUrgent, Leased, Transactional
 
 #: The figures in JSON.
-COUNTED = {"waiting", "leased", "lease_expired", "expired", "exact", "oldest_seconds", "delayed", "delayed_exact", "poison",
-           "poison_exact", "deferred_ack_count", "workers", "paused"}  # fmt: skip
+COUNTED = {
+    "waiting",
+    "leased",
+    "lease_expired",
+    "expired",
+    "exact",
+    "oldest_seconds",
+    "delayed",
+    "delayed_exact",
+    "poison",
+    "poison_exact",
+    "deferred_ack_count",
+    "workers",
+    "paused",
+}
 
 pytestmark = real_commits  # some queues of the tests have no table: an error that would end a test's transaction
 
@@ -205,7 +218,7 @@ def test_a_table_that_may_not_be_read_is_unknown_and_not_empty() -> None:
     assert code == 1
 
 
-# -- large tables -------------------------------------------------------------------------------------------------------
+# -- large tables ------------------------------------------------------------------------------------------------------
 
 ROWS = 300_000
 

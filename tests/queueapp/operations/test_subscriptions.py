@@ -1,4 +1,5 @@
-"""The subscriptions of consumers: who writes them, what is shown of them, and what an operator does with one that is no more."""
+"""The subscriptions of consumers: who writes them, what is shown of them, and what an operator does with one that is no
+more."""
 
 from __future__ import annotations
 

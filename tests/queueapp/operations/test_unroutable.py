@@ -1,4 +1,5 @@
-"""What nobody will ever take is a figure: unknown types, recipients that no consumer has, and what is kept for queues that are no more."""
+"""What nobody will ever take is a figure: unknown types, recipients that no consumer has, and what is kept for queues
+that are no more."""
 
 from __future__ import annotations
 
@@ -133,9 +134,8 @@ def test_levels_are_found_by_seeks_however_many_messages_they_have() -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO testapp_addressed (id, headers, recipient) SELECT gen_random_uuid(), '{}', "
-            f"CASE n %% 3 WHEN 0 THEN 'tests.known' WHEN 1 THEN 'tests.other' ELSE 'x' END FROM generate_series(1, {rows}) n".replace(
-                "%%", "%"
-            )
+            f"CASE n %% 3 WHEN 0 THEN 'tests.known' WHEN 1 THEN 'tests.other' ELSE 'x' END FROM generate_series(1, "
+            f"{rows}) n".replace("%%", "%")
         )
     sql = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'testapp_addressed'"
     with transaction.atomic(), connection.cursor() as cursor:

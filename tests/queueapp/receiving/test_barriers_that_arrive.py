@@ -1,4 +1,5 @@
-"""Barriers and what enters a queue in a batch of rows, out of the journal and from another database; and who receives by hand."""
+"""Barriers and what enters a queue in a batch of rows, out of the journal and from another database; and who receives
+by hand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A task that is cancelled while it receives: wherever it stood, its thread's connection is as it was, and every message is
-ended or free.
+"""A task that is cancelled while it receives: wherever it stood, its thread's connection is as it was, and every
+message is ended or free.
 
-``cancelled_at`` cancels at the n-th await of a coroutine; the tests take n = 1, 2, ... until the coroutine gets through. A
-``Hold`` stops the thread in the middle of what it does, so that the task is cancelled before, while or after it does it.
+``cancelled_at`` cancels at the n-th await of a coroutine; the tests take n = 1, 2, ... until the coroutine gets
+through. A ``Hold`` stops the thread in the middle of what it does, so that the task is cancelled before, while or after
+it does it.
 """
 
 from __future__ import annotations

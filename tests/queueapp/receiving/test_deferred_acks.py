@@ -16,7 +16,7 @@ from django.db.models import F
 from queueapp import Leasing
 from queueapp.messages import new_id
 from queueapp.models import DeferredAck, Now
-from queueapp.operations import settle_early_acks
+from queueapp.operations import expiration
 from queueapp.operations.statistics import queue_stats
 from queueapp.sql import queue_sql
 from tests.databases import DATABASES, marks_of
@@ -85,7 +85,7 @@ def test_a_deferred_ack_that_is_too_old_holds_nobody_back(alias: str) -> None:
     Deferring.send({}, message_id=early, using=alias)
 
     assert rows(alias).count() == 1
-    assert settle_early_acks.forget_old(alias) == 1
+    assert expiration.forget_old(alias) == 1
     assert not kept(alias).exists()
 
 
@@ -129,7 +129,7 @@ def test_a_message_that_somebody_holds_is_not_one_that_is_still_to_come(
 
 
 def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle_early_acks, "BATCH", 2)
+    monkeypatch.setattr(expiration, "BATCH", 2)
     ids = [new_id() for _ in range(5)]
     Deferring.ack(ids=ids, using=alias)
     connection = connections[alias]
@@ -139,14 +139,14 @@ def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monk
         (held,) = batch
         removed, after = 0, 0
         for _ in range(3):
-            gone, after = settle_early_acks.settle(Deferring, alias, after)
+            gone, after = expiration.settle(Deferring, alias, after)
             removed += gone
         assert (removed, after) == (2, 0)
         assert [row.id for row in rows(alias)] == [held.id], "what somebody holds is left to him"
     assert {one.message_id for one in kept(alias)} == {ids[0], ids[4], held.id}
 
-    removed, after = settle_early_acks.settle(Deferring, alias)
-    assert removed + settle_early_acks.settle(Deferring, alias, after)[0] == 1
+    removed, after = expiration.settle(Deferring, alias)
+    assert removed + expiration.settle(Deferring, alias, after)[0] == 1
     assert not rows(alias).exists()
 
 

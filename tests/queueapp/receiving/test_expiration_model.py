@@ -28,8 +28,8 @@ QUEUES = {"default": Aging, "queue": AgingByQueue, "latest": AgingByLatest, "ear
 #: The queue's time, as (unset, over, not over) for a message that has been there for an hour.
 OF_QUEUE = {"unset": None, "shorter": SHORT, "longer": LONG}
 
-#: Model -> the queue's time -> what a message says -> whether it is still there after an hour, where it is over (``over``)
-#: or not (``alive``) by what it says itself.
+#: Model -> the queue's time -> what a message says -> whether it is still there after an hour, where it is over
+#: (``over``) or not (``alive``) by what it says itself.
 ALIVE = {
     "default": {
         "unset": {"unset": True, "none": True, "over": False, "alive": True},

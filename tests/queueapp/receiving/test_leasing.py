@@ -1,4 +1,5 @@
-"""``leasing``: who may end a message by naming it, and what becomes of a late ack. Ack by bookmark, by list and by filter."""
+"""``leasing``: who may end a message by naming it, and what becomes of a late ack. Ack by bookmark, by list and by
+filter."""
 
 from __future__ import annotations
 
@@ -303,7 +304,7 @@ def test_bad_bookmarks_and_clients_are_refused() -> None:
         Transactional.ack(1)
 
 
-# -- leases that do not expire, and messages that expire under one ------------------------------------------------------
+# -- leases that do not expire, and messages that expire under one -----------------------------------------------------
 
 
 def test_lease_period_unset_needs_one_in_receive(alias: str) -> None:

@@ -1,4 +1,5 @@
-"""``receive()`` and the limits of its queue: what was handed out or given back too often is poison, and nobody gets it."""
+"""``receive()`` and the limits of its queue: what was handed out or given back too often is poison, and nobody gets
+it."""
 
 from __future__ import annotations
 

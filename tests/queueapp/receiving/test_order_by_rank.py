@@ -287,7 +287,8 @@ def pages_read(sql: Any, connection: Any, ranges: list[SeqRange]) -> int:
 
 
 def test_queues_without_it_claim_by_the_same_statements() -> None:
-    """Nothing of a rank or of a barrier is in what plain queues, levels and recipients send, nor among their indexes."""
+    """Nothing of a rank or of a barrier is in what plain queues, levels and recipients send, nor among their
+    indexes."""
     for queue in (Leased, Urgent, Addressed):
         sql = queue_sql(queue, connections["default"])
         texts = (

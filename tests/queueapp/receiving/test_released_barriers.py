@@ -1,4 +1,5 @@
-"""Barriers between their release and their handler: who waits for them, and what becomes of those of a subscriber that is gone."""
+"""Barriers between their release and their handler: who waits for them, and what becomes of those of a subscriber that
+is gone."""
 
 from __future__ import annotations
 

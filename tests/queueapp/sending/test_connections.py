@@ -1,5 +1,6 @@
-"""The engine's statements run on Django's connections, so what Django does to connections holds for them: health checks,
-``close_old_connections``, ``close_all``, ages. The spare connection of isolated sends is no exception, nor is a fork."""
+"""The engine's statements run on Django's connections, so what Django does to connections holds for them: health
+checks, ``close_old_connections``, ``close_all``, ages. The spare connection of isolated sends is no exception, nor is a
+fork."""
 
 from __future__ import annotations
 

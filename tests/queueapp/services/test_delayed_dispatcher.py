@@ -229,7 +229,8 @@ def _impatient(name: str, time_to_trigger: timedelta) -> Any:
 
 
 def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(settings: Any) -> None:
-    """Whoever cancels a message in a long transaction of his own keeps the dispatcher from nothing else, and busy with nothing."""
+    """Whoever cancels a message in a long transaction of his own keeps the dispatcher from nothing else, and busy with
+    nothing."""
     settings.QUEUEAPP = {"DISPATCH_INTERVAL": 60}
     one = DelayedDispatcher("default", uuid.uuid4())
     store(1)

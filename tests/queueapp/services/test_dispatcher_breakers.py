@@ -1,4 +1,5 @@
-"""The dispatcher's breakers, each fed by its step alone, by real errors of the database or of a store; and its settings."""
+"""The dispatcher's breakers, each fed by its step alone, by real errors of the database or of a store; and its
+settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a dead subscriber held is given back, and it is forgotten; who cannot be buried here, and who is told afterwards."""
+"""What a dead subscriber held is given back, and it is forgotten; who cannot be buried here, and who is told
+afterwards."""
 
 from __future__ import annotations
 

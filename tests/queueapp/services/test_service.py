@@ -175,7 +175,8 @@ except SystemExit:
 
 
 def test_an_exit_that_strikes_where_it_is_asked_whether_it_runs_changes_nothing() -> None:
-    """Seen on a busy machine: Python marked the thread as ended, and its process did not wait until it had signed off."""
+    """Seen on a busy machine: Python marked the thread as ended, and its process did not wait until it had signed
+    off."""
     pytest.importorskip("gevent")
 
     done = subprocess.run(

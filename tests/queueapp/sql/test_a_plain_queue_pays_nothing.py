@@ -1,5 +1,5 @@
-"""A queue that uses none of the options of topics, leases, flow, order and journal costs what a table written by hand would: the
-same columns and indexes, the same statements with the same plans, the same bytes of WAL."""
+"""A queue that uses none of the options of topics, leases, flow, order and journal costs what a table written by hand
+would: the same columns and indexes, the same statements with the same plans, the same bytes of WAL."""
 
 from __future__ import annotations
 
@@ -160,8 +160,9 @@ def written() -> Wal:
 
 
 def wal_of(action: Callable[[], object], table: str) -> Wal:
-    """The least of four times. A page is written whole when it is changed first after a checkpoint, and its dead rows are
-    removed, a record for each page, when nobody in the database looks at something older: an ANALYZE, another test's leftovers.
+    """The least of four times. A page is written whole when it is changed first after a checkpoint, and its dead rows
+    are removed, a record for each page, when nobody in the database looks at something older: an ANALYZE, another
+    test's leftovers.
     """
 
     def once() -> Wal:
@@ -204,8 +205,10 @@ def test_its_wal_is_that_of_a_table_written_by_hand(by_hand: str, settings: Any)
                 token = new_id()
                 cursor.execute(
                     f"UPDATE {by_hand} SET lease_token = %s, lease_owner = %s, "
-                    "lease_expires = clock_timestamp() + interval '60 s', deliveries = deliveries + 1 WHERE seq = ANY(ARRAY("
-                    f"SELECT seq FROM {by_hand} WHERE lease_expires IS NULL ORDER BY seq LIMIT %s FOR UPDATE SKIP LOCKED)) "
+                    "lease_expires = clock_timestamp() + interval '60 s', deliveries = deliveries + 1 WHERE seq = "
+                    "ANY(ARRAY("
+                    f"SELECT seq FROM {by_hand} WHERE lease_expires IS NULL ORDER BY seq LIMIT %s FOR UPDATE SKIP "
+                    "LOCKED)) "
                     "RETURNING seq",
                     [token, owner, BATCH],
                 )
@@ -219,6 +222,7 @@ def test_its_wal_is_that_of_a_table_written_by_hand(by_hand: str, settings: Any)
     mine, by_them = wal_of(ours, f'"{table}"'), wal_of(theirs, by_hand)
     Leased.send({"n": 1})
     assert (Leased.objects.values_list("headers", "body").get()) == (headers, body)
-    # A handful of records and whole pages come and go: where the tables' pages end, and what a checkpoint meanwhile makes anew.
+    # A handful of records and whole pages come and go: where the tables' pages end, and what a checkpoint meanwhile
+    # makes anew.
     assert mine.records - mine.images <= by_them.records - by_them.images + 4
     assert mine.bytes <= by_them.bytes + 8192 * mine.images + 2 * MESSAGES, (mine, by_them)

@@ -1,4 +1,5 @@
-"""What the ORM reads of tables of messages: under the hints of a look on SQL Server, waiting for nobody on any database."""
+"""What the ORM reads of tables of messages: under the hints of a look on SQL Server, waiting for nobody on any
+database."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ READS: dict[str, Callable[[QuerySet[Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [Leased.objects.all(), Readable.objects.filter(pk__gt=0), PoisonMessage.objects.order_by("queue")],
+@pytest.mark.parametrize("rows", [Leased.objects.all(), Readable.objects.filter(pk__gt=0), PoisonMessage.objects.order_by("queue")],  # noqa: E501
                          ids=["all", "odd name", "filtered before"])  # fmt: skip
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_every_read_has_the_hints_of_a_look(
@@ -117,7 +118,7 @@ def test_pages_of_the_admin_look(page: Any, recorder: Recorder) -> None:
         assert list(hints([statement])) == [(page.model._meta.db_table, LOOK)]
 
 
-# -- on the databases there are ------------------------------------------------------------------------------------------
+# -- on the databases there are ----------------------------------------------------------------------------------------
 
 
 def test_look_waits_for_no_open_transaction(server: Server) -> None:

@@ -1,4 +1,5 @@
-"""The lock under which migrations run: one at a time, freed when they are over and not when a pool forgets the session."""
+"""The lock under which migrations run: one at a time, freed when they are over and not when a pool forgets the
+session."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def test_plan_that_another_process_has_carried_out_meanwhile_is_refused(
         migrating._unlock(sender=migrating.last_app(), using=server.alias, plan=plan)
 
 
-# -- SQL Server, without one ----------------------------------------------------------------------------------------------
+# -- SQL Server, without one -------------------------------------------------------------------------------------------
 
 
 def asked(*answers: int) -> Recorder:

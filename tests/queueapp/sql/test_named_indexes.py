@@ -1,4 +1,5 @@
-"""Indexes that statements name: what is said of one that is missing, has another name or is out of use, and how to mend it."""
+"""Indexes that statements name: what is said of one that is missing, has another name or is out of use, and how to mend
+it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def inspected() -> Iterator[Any]:
         del connections["recorded"]
 
 
-# -- SQL Server, without one -----------------------------------------------------------------------------------------------
+# -- SQL Server, without one -------------------------------------------------------------------------------------------
 
 AS_IT_IS = ("recipient", "priority", "seq")
 
@@ -109,7 +110,7 @@ def test_table_that_is_not_there_or_not_ours_is_not_ours_to_tell(inspected: Any)
     assert inspected(ForeignSqlServer, [("PK", "RowVersion", 0, 0)]) == []
 
 
-# -- settings of the database ----------------------------------------------------------------------------------------------
+# -- settings of the database ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("setting", "advised"), [(0, True), (1, False)])
@@ -137,7 +138,7 @@ def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.Monke
     assert f'Remedy: CREATE INDEX "{CLAIM}"' in command.stderr.getvalue()
 
 
-# -- on the databases there are --------------------------------------------------------------------------------------------
+# -- on the databases there are ----------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from tests.queueapp.sql.tsql import Recorder, never_connected
 
 @pytest.mark.parametrize(
     ("version", "edition", "level", "named"),
-    [("13.0.5026.0", 3, 130, "13.0.5026.0"), ("12.0.2000.8", 2, 150, "12.0.2000.8"), ("15.0.4000.0", 2, 120, "level 120"),
+    [("13.0.5026.0", 3, 130, "13.0.5026.0"), ("12.0.2000.8", 2, 150, "12.0.2000.8"), ("15.0.4000.0", 2, 120, "level 120"),  # noqa: E501
      ("12.0.2000.8", 5, 110, "Azure SQL Database 12.0.2000.8")],
 )  # fmt: skip
 def test_server_that_is_too_old_is_refused_by_its_version(version: str, edition: int, level: int, named: str) -> None:

@@ -1,4 +1,5 @@
-"""The tables that migrations make: options and computed columns on both databases, from text to a table that is there."""
+"""The tables that migrations make: options and computed columns on both databases, from text to a table that is
+there."""
 
 from __future__ import annotations
 

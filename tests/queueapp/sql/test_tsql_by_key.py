@@ -49,7 +49,7 @@ RELEASES: dict[str, Verb] = {
 }
 
 
-# -- claims by the claim index ---------------------------------------------------------------------------------------------
+# -- claims by the claim index -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.claim_by], ids=lambda t: t.db_table)
@@ -88,7 +88,7 @@ def test_claim_in_the_order_of_the_table_takes_what_it_finds() -> None:
     assert [given for _, given in hints([claim])] == [TAKEN]
 
 
-# -- housekeeping ----------------------------------------------------------------------------------------------------------
+# -- housekeeping ------------------------------------------------------------------------------------------------------
 
 
 @each_table
@@ -164,7 +164,7 @@ def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pyt
     assert "[2,4]" in recorder.statements[1].params, "in the order in which everybody locks"
 
 
-# -- so many at a time -----------------------------------------------------------------------------------------------------
+# -- so many at a time -------------------------------------------------------------------------------------------------
 
 MANY = 100_000
 RANKED, CAPPED = QueueTable.of(Ranked), QueueTable.of(Capped)

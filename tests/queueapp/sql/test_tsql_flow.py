@@ -1,4 +1,5 @@
-"""The T-SQL of limits and of messages that are shared out is T-SQL; ``verbs/test_flowing`` runs it where there is a server."""
+"""The T-SQL of limits and of messages that are shared out is T-SQL; ``verbs/test_flowing`` runs it where there is a
+server."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_a_claim_on_a_queue_that_shares_out_counts_by_the_index_on_leases() -> N
 @pytest.mark.usefixtures("no_transactions")
 @each_table
 def test_a_claim_that_is_recorded_is_read_completely(table: QueueTable) -> None:
-    """Its lock, the first record, records that came and those that said nothing, the rows, places, the claim, its record."""
+    """Its lock, the first record, records that came and those that said nothing, the rows, places, the claim, its
+    record."""
     if table.claim_records is None:
         pytest.skip("it is counted by the index on leases")
     answers = [[(0,)], [], [(3,)], [], [(7, 2, None), (8, 1, "[[3, 4]]")], [], [(9,)], [(4,)]]

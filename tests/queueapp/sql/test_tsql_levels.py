@@ -1,4 +1,5 @@
-"""The T-SQL that moves priorities which no claim finds: read by the parser, as ``test_tsql_parses`` does for the other verbs."""
+"""The T-SQL that moves priorities which no claim finds: read by the parser, as ``test_tsql_parses`` does for the other
+verbs."""
 
 from __future__ import annotations
 

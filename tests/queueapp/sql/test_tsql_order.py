@@ -1,4 +1,5 @@
-"""The T-SQL of a priority of 64 bits and of barriers: read by the parser, as ``test_tsql_parses`` does for the other verbs.
+"""The T-SQL of a priority of 64 bits and of barriers: read by the parser, as ``test_tsql_parses`` does for the other
+verbs.
 
 The parser knows no ``EXEC`` with an assignment and no blocks, so the frames of the locks are held against their syntax.
 """
@@ -175,8 +176,8 @@ HELD = [(0,)]
         (lambda s, c: s.inserts.insert_many(c, [Outgoing(new_id(), "{}", b"")]), [HELD], [exp.Insert]),
         (lambda s, c: s.inserts.insert_row(c, Row(0, new_id(), "{}", b"")), [HELD], [exp.Insert]),
         (lambda s, c: s.inserts.insert_rows(c, [Row(0, new_id(), "{}", b"")]), [HELD], [exp.Insert]),
-        (lambda s, c: s.inserts.insert_from(c, StoreTable.of(DelayedMessage, "due"), [1, 2]), [[], HELD], [exp.Select, exp.Insert]),
-        (lambda s, c: s.claims.peek(c, [SeqRange()], [SeqRange(0, 9)], 5), [[(9,)], [], [(9,)], [], [(0, 0, None, None, None)]],
+        (lambda s, c: s.inserts.insert_from(c, StoreTable.of(DelayedMessage, "due"), [1, 2]), [[], HELD], [exp.Select, exp.Insert]),  # noqa: E501
+        (lambda s, c: s.claims.peek(c, [SeqRange()], [SeqRange(0, 9)], 5), [[(9,)], [], [(9,)], [], [(0, 0, None, None, None)]],  # noqa: E501
          [exp.Select] * 5),
         (lambda s, c: s.claims.read_heads(c, SeqRange(0, 9), 5), [[(9,)]], [exp.Select] * 3),
         (lambda s, c: s.claims.read_heads_and_bodies(c, SeqRange(0, 9), 5), [[(9,)]], [exp.Select] * 3),

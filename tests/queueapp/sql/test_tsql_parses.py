@@ -49,7 +49,15 @@ TABLES: dict[str, QueueTable] = {
     **{
         queue.__name__: QueueTable.of(queue)
         for queue in (
-            Leased, Transactional, Urgent, Addressed, AddressedUrgent, Readable, ForeignPostgres, ForeignSqlServer, Filtered
+            Leased,
+            Transactional,
+            Urgent,
+            Addressed,
+            AddressedUrgent,
+            Readable,
+            ForeignPostgres,
+            ForeignSqlServer,
+            Filtered,
         )
     },
     "schema": replace(PLAIN, db_table="shop].[orders"),
@@ -62,7 +70,7 @@ TABLES: dict[str, QueueTable] = {
     "aged by levels": replace(BOTH, expiry=Expiry("latest", 5)),
     "never aged": replace(PLAIN, expiry=Expiry("queue", None)),
     "no arrival": replace(PLAIN, columns={k: v for k, v in PLAIN.columns.items() if k != "enqueued_at"}),
-}  # fmt: skip
+}
 
 TOKEN, OWNER = uuid.uuid4(), uuid.uuid4()
 #: Values that must be parameters: none of these may stand in a statement.
@@ -446,12 +454,20 @@ def _ask_for_state(backend: SqlServerBackend, connection: Any) -> None:
 BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple[Any, ...]]], type[exp.Expression]]] = {
     "delay": (lambda b, c: b.delayed.store(c, DELAYED, "SECRET", FULL, 10**12), [[(1,)]], exp.Insert),
     "delay until": (
-        lambda b, c: b.delayed.store(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)), [[(1,)]], exp.Insert
+        lambda b, c: b.delayed.store(c, DELAYED, "SECRET", FULL, datetime.now(UTC) + timedelta(1)),
+        [[(1,)]],
+        exp.Insert,
     ),
     "delay bare": (lambda b, c: b.delayed.store(c, DELAYED, "SECRET", BARE, 0), [[(1,)]], exp.Insert),
-    "take deferred": (lambda b, c: b.early_acks.take(c, "queueapp_deferredack", "SECRET", [TOKEN, OWNER]), [], exp.Delete),
+    "take deferred": (
+        lambda b, c: b.early_acks.take(c, "queueapp_deferredack", "SECRET", [TOKEN, OWNER]),
+        [],
+        exp.Delete,
+    ),
     "note arrivals": (
-        lambda b, c: b.delayed.record_forwarded(c, "queueapp_forwardedmessage", [(new_id(), new_id())] * 2, "SECRET"), [], exp.Insert
+        lambda b, c: b.delayed.record_forwarded(c, "queueapp_forwardedmessage", [(new_id(), new_id())] * 2, "SECRET"),
+        [],
+        exp.Insert,
     ),
     "lock due": (lambda b, c: b.delayed.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
     "first due": (lambda b, c: b.delayed.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),
@@ -463,7 +479,7 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
     "session": (_ask_for_state, [[(1, 1)]], exp.Select),
     "indexes": (lambda b, c: b.schema.indexes(c, "SECRET].[orders"), [[("a_claim", "recipient", 0, 0)]], exp.Select),
     "settings": (lambda b, c: b.schema.remarks(c), [[(0,)]], exp.Select),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BACKEND)

@@ -1,4 +1,5 @@
-"""The T-SQL that asks what a user may do, and that waits for locks no longer than a look is worth: a parser reads it."""
+"""The T-SQL that asks what a user may do, and that waits for locks no longer than a look is worth: a parser reads
+it."""
 
 from __future__ import annotations
 

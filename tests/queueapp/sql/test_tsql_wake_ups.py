@@ -1,5 +1,5 @@
-"""What SQL Server is sent for wake-ups, where none is at hand: the parser knows no Service Broker, so its statements are held
-against their documented syntax, word by word, and what stands around them against the rules for procedures."""
+"""What SQL Server is sent for wake-ups, where none is at hand: the parser knows no Service Broker, so its statements
+are held against their documented syntax, word by word, and what stands around them against the rules for procedures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ GRAMMAR = {
     "SELECT": r"(?P<select>SELECT .*)",
 }
 PROCEDURE = re.compile(
-    r"CREATE PROCEDURE \[(?P<name>\w+)\](?P<parameters>( @\w+ \w+(\(\d+\))?,?)*) WITH EXECUTE AS OWNER AS BEGIN (?P<body>.*) END"
+    r"CREATE PROCEDURE \[(?P<name>\w+)\](?P<parameters>( @\w+ \w+(\(\d+\))?,?)*) WITH EXECUTE AS OWNER AS BEGIN "
+    r"(?P<body>.*) END"
 )
 #: What opens and closes blocks.
 BLOCKS = re.compile(r"(WHILE @@FETCH_STATUS = 0 BEGIN|BEGIN TRY|END TRY BEGIN CATCH|END CATCH|END)(?= |;|$)")

@@ -1,4 +1,5 @@
-"""Looking after leases beside a handler: nothing is shortened, nobody is waited for, and only what is ours is touched."""
+"""Looking after leases beside a handler: nothing is shortened, nobody is waited for, and only what is ours is
+touched."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ _ERRORS = (
 
 # -- the parser's verdict ----------------------------------------------------------------------------------------------
 
-#: sqlglot has no TRY … CATCH, no IF and no BEGIN TRANSACTION among statements: the frames of ``fetch_within`` are checked
-#: as text, letter by letter, and what stands in them is parsed.
+#: sqlglot has no TRY … CATCH, no IF and no BEGIN TRANSACTION among statements: the frames of ``fetch_within`` are
+#: checked as text, letter by letter, and what stands in them is parsed.
 _TRY = re.compile(
     r"^(?P<first>IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; BEGIN TRANSACTION; )?SET LOCK_TIMEOUT \d+; "
     r"BEGIN TRY (?P<body>.*); END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
@@ -113,7 +113,8 @@ _TRY = re.compile(
 
 #: Nor has it WHILE: the batch that takes application locks by name is checked letter by letter.
 _LOCK_NAMES = re.compile(
-    r"^SET NOCOUNT ON; DECLARE @got int = 0, @name nvarchar\(255\), @n int = 0, @path nvarchar\(20\), @names nvarchar\(max\) = \?; "
+    r"^SET NOCOUNT ON; DECLARE @got int = 0, @name nvarchar\(255\), @n int = 0, @path nvarchar\(20\), @names "
+    r"nvarchar\(max\) = \?; "
     r"SET @name = JSON_VALUE\(@names, '\$\[0\]'\); WHILE @name IS NOT NULL AND @got >= 0 BEGIN "
     r"EXEC @got = sp_getapplock @Resource = @name, @LockMode = 'Exclusive', @LockOwner = 'Transaction', "
     r"@LockTimeout = -1; SET @n = @n \+ 1; SET @path = CONCAT\('\$\[', @n, '\]'\); "

@@ -400,8 +400,8 @@ def test_the_kit_works_on_every_database(alias: str, queue: type[Queue]) -> None
 @pytest.mark.parametrize(
     "check",
     [
-        lambda kit: kit.assert_sent(Leased), lambda kit: kit.assert_handled(Leased), lambda kit: kit.assert_retried(Leased),
-        lambda kit: kit.assert_poisoned(Leased), lambda kit: kit.assert_discarded(Leased), lambda kit: kit.assert_handled(7),
+        lambda kit: kit.assert_sent(Leased), lambda kit: kit.assert_handled(Leased), lambda kit: kit.assert_retried(Leased),  # noqa: E501
+        lambda kit: kit.assert_poisoned(Leased), lambda kit: kit.assert_discarded(Leased), lambda kit: kit.assert_handled(7),  # noqa: E501
     ],
 )  # fmt: skip
 def test_a_failed_assertion_points_at_the_test_and_not_into_the_kit(check: Any) -> None:

@@ -1,4 +1,5 @@
-"""A topic whose queues lie in two databases: one transaction in each, a journal in each, and what becomes of a failure."""
+"""A topic whose queues lie in two databases: one transaction in each, a journal in each, and what becomes of a
+failure."""
 
 from __future__ import annotations
 

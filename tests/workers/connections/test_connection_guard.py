@@ -20,7 +20,7 @@ Handler = Callable[[GuardedThread], Any]
 BEGIN = {"postgresql": "BEGIN", "microsoft": "BEGIN TRANSACTION"}
 
 
-# -- handlers that take the connection away, or leave it in the middle of something -------------------------------------
+# -- handlers that take the connection away, or leave it in the middle of something ------------------------------------
 
 
 def closes(guarded: GuardedThread) -> None:
@@ -161,7 +161,7 @@ def test_handler_that_raises_as_well_keeps_its_own_reason(guarded: GuardedThread
     guarded.works()
 
 
-# -- the same inside of the worker's transaction, and what is possible there only -----------------------------------------
+# -- the same inside of the worker's transaction, and what is possible there only --------------------------------------
 
 
 def commits_by_itself(guarded: GuardedThread) -> None:

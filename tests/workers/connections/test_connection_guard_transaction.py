@@ -14,7 +14,7 @@ from tests.workers.connections.guarded_thread import GuardedThread
 
 Handler = Callable[[GuardedThread], Any]
 
-# -- transactions that can only be rolled back --------------------------------------------------------------------------
+# -- transactions that can only be rolled back -------------------------------------------------------------------------
 
 
 def swallows_an_integrity_error(guarded: GuardedThread) -> None:

@@ -129,9 +129,18 @@ def test_session_that_is_dead_when_it_is_handed_out_is_replaced(guarded: Guarded
 
 #: What Django notes of a connection. It sets back some of it when it opens one, and asks the rest before that.
 BOOKKEEPING = (
-    "connection", "in_atomic_block", "savepoint_ids", "atomic_blocks", "commit_on_exit", "needs_rollback", "rollback_exc",
-    "closed_in_transaction", "errors_occurred", "run_on_commit", "run_commit_hooks_on_set_autocommit_on",
-)  # fmt: skip
+    "connection",
+    "in_atomic_block",
+    "savepoint_ids",
+    "atomic_blocks",
+    "commit_on_exit",
+    "needs_rollback",
+    "rollback_exc",
+    "closed_in_transaction",
+    "errors_occurred",
+    "run_on_commit",
+    "run_commit_hooks_on_set_autocommit_on",
+)
 
 
 def test_replaced_connection_is_opened_by_the_next_statement_wherever_it_was(guarded: GuardedThread) -> None:
@@ -164,7 +173,7 @@ def test_nothing_depends_on_where_django_keeps_its_connections(guarded: GuardedT
     guarded.works()
 
 
-# -- PostgreSQL's own -----------------------------------------------------------------------------------------------------
+# -- PostgreSQL's own --------------------------------------------------------------------------------------------------
 
 
 def only_postgresql(guarded: GuardedThread) -> None:

@@ -1,5 +1,5 @@
-"""Exceptions raised in a handler's thread from outside, as a time limit is: wherever one strikes, the next message finds a
-connection that works."""
+"""Exceptions raised in a handler's thread from outside, as a time limit is: wherever one strikes, the next message
+finds a connection that works."""
 
 from __future__ import annotations
 

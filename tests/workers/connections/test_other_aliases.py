@@ -128,7 +128,7 @@ def test_own_alias_and_another_are_both_named(guarded: GuardedThread) -> None:
     guarded.works()
 
 
-# -- what a handler may do there ----------------------------------------------------------------------------------------
+# -- what a handler may do there ---------------------------------------------------------------------------------------
 
 
 def writes(guarded: GuardedThread) -> None:
@@ -192,7 +192,7 @@ def test_error_on_another_alias_costs_nothing(guarded: GuardedThread) -> None:
     assert guarded.do(lambda: (guarded.other.connection, guarded.other.errors_occurred)) == (session, False)
 
 
-# -- sessions that die ----------------------------------------------------------------------------------------------------
+# -- sessions that die -------------------------------------------------------------------------------------------------
 
 
 def kill(guarded: GuardedThread, session: int) -> None:
@@ -246,7 +246,7 @@ def test_session_left_in_use_by_whomever_is_closed_before_the_next_handler(guard
     assert len(guarded.effects("kept")) == 1
 
 
-# -- a database that is no home of queues ----------------------------------------------------------------------------------
+# -- a database that is no home of queues ------------------------------------------------------------------------------
 
 
 @pytest.fixture

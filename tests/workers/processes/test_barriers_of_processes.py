@@ -1,4 +1,5 @@
-"""Barriers with real worker processes: everything before is done, each live one gets it once, nothing behind overtakes it."""
+"""Barriers with real worker processes: everything before is done, each live one gets it once, nothing behind overtakes
+it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from queueapp.services.maintenance import Maintenance
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased
-from workers.processes import stats_log
+from workers.processes import child
 from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher, run_worker
 from workers.processes.crash_recovery import FAILED, exit_text
 from workers.processes.watchdog import Watchdog
@@ -145,8 +145,8 @@ def test_a_process_that_is_told_to_stop_ends_well(
 def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert stats_log.INTERVAL == 60
-    monkeypatch.setattr(stats_log, "INTERVAL", 0.3)
+    assert child.INTERVAL == 60
+    monkeypatch.setattr(child, "INTERVAL", 0.3)
     caplog.set_level(logging.INFO)
 
     @consumer(Leased, name="tests")

@@ -48,8 +48,8 @@ def failures_of(row: Any) -> list[Any]:
 def test_a_worker_that_died_is_counted_once_though_the_tree_is_stopped_before_it_is_replaced(
     start_tree: Start, queue: Any
 ) -> None:
-    """Seen beside four busy loops, where a test stopped a tree in the tenth of a second before it had replaced a worker: it ended
-    with 1, and had counted that death twice."""
+    """Seen beside four busy loops, where a test stopped a tree in the tenth of a second before it had replaced a
+    worker: it ended with 1, and had counted that death twice."""
     queue.send(Ping("killer", die=True))
     patient = script("supervisor.FIRST_BACKOFF = supervisor.LONGEST_BACKOFF = 600.0")
     tree = start_tree(queue.__name__, command=patient)

@@ -1,4 +1,5 @@
-"""What each semantics promises when processes and sessions are killed, on the database of this run, of whichever kind it is.
+"""What each semantics promises when processes and sessions are killed, on the database of this run, of whichever kind
+it is.
 
 The crash suite (``tests/crash``) strikes harder and at chosen moments, with a PostgreSQL of its own.
 """
@@ -40,7 +41,8 @@ def effects() -> Counter[str]:
 
 
 def kept(queue: Any, names: list[str]) -> bool:
-    """Whether the promise is kept: exactly one effect, at least one, at most one; and nothing else has become of them."""
+    """Whether the promise is kept: exactly one effect, at least one, at most one; and nothing else has become of
+    them."""
     done = effects()
     assert set(done) <= set(names)
     if queue.delivery.semantics is Semantics.AT_MOST_ONCE:

@@ -26,9 +26,9 @@ from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased
 from tests.workers.trees import Tree, children_of
 from workers.management.startup import bind
-from workers.processes.background_query import CachedQuery
 from workers.processes.http import Endpoint, Reply, Request, parse_address
 from workers.processes.metrics import MetricsCollector
+from workers.processes.probes import CachedQuery
 from workers.processes.supervisor import Supervisor
 
 pytestmark = [real_commits]

@@ -1,4 +1,5 @@
-"""A queue with ``target_queue_depth`` is worked off by the process tree, out of the journal, also when its processes are killed."""
+"""A queue with ``target_queue_depth`` is worked off by the process tree, out of the journal, also when its processes
+are killed."""
 
 from __future__ import annotations
 

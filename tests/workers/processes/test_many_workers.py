@@ -19,8 +19,9 @@ def test_eight_workers_receive_in_vain_less_than_every_tenth_time(
     start_tree: Callable[..., Tree], queue: type[Leased]
 ) -> None:
     in_vain: list[float] = []
-    # More than once, because those that are kept from running find gone what they saw: whoever else wants the cores is to blame.
-    # Two cores of their own: 2 to 5 %; beside another test: 5 to 7 %; when each believes that all of a backlog is for it: 32 %.
+    # More than once, because those that are kept from running find gone what they saw: whoever else wants the cores is
+    # to blame. Two cores of their own: 2 to 5 %; beside another test: 5 to 7 %; when each believes that all of a
+    # backlog is for it: 32 %.
     while len(in_vain) < 4 and min(in_vain, default=1.0) >= 0.1:
         in_vain.append(share_in_vain(start_tree("8", queue._meta.label, command=FORKED), queue))
     assert min(in_vain) < 0.1, in_vain

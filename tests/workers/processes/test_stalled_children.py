@@ -1,5 +1,5 @@
-"""Handlers in C code: one that keeps the interpreter lock is handled once, one that exceeds its limit is ended with its process
-alone, and one that cannot be interrupted does not stop the other handlers of its process."""
+"""Handlers in C code: one that keeps the interpreter lock is handled once, one that exceeds its limit is ended with its
+process alone, and one that cannot be interrupted does not stop the other handlers of its process."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from queueapp import consumer
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Urgent
-from workers.processes.stats_log import StatsLog
+from workers.processes.child import StatsLog
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 

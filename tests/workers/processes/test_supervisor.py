@@ -70,7 +70,8 @@ QUEUEAPP = {**QUEUEAPP, "SHUTDOWN_GRACE": 1}
 def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_no_table(
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path, is_left: bool
 ) -> None:
-    """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though nobody had asked."""
+    """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though nobody had
+    asked."""
     set_up(child_environment, tmp_path, "short_grace", SHORT_GRACE)
     AtMostOnce.send(Ping("slow", sleep_ms=8000 if is_left else 4000))
     if is_left:
@@ -186,8 +187,8 @@ if "workers.processes.child" in sys.orig_argv:
 def test_children_that_are_still_being_set_up_end_at_once_when_they_are_told_to(
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Seen beside four busy loops: one that had been told to stop during its imports went on with them until it was killed, and
-    the tree ended with 1. Here the user's settings never come to an end."""
+    """Seen beside four busy loops: one that had been told to stop during its imports went on with them until it was
+    killed, and the tree ended with 1. Here the user's settings never come to an end."""
     set_up(child_environment, tmp_path, "slow", SLOW)
     tree = start_tree("testapp.Leased")
     eventually(lambda: len(list(tmp_path.glob("*.begun"))) == 2, 4 * DEADLINE)

@@ -145,8 +145,8 @@ def test_a_session_in_whose_use_a_limit_may_have_struck_is_not_used_again(start_
 
 
 def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An interruption that was decided on while the handler ran, and is sent when it has just returned. The event is set in
-    between."""
+    """An interruption that was decided on while the handler ran, and is sent when it has just returned. The event is
+    set in between."""
     struck = threading.Event()
     really = watchdog.raise_in_thread
 

@@ -38,7 +38,8 @@ class Hanging:
         self.ended_by: list[type[BaseException]] = []
 
     def hangs(self) -> bool:
-        """Whether it is inside now: only then do time limits hold, which others are to keep on a busy machine as well."""
+        """Whether it is inside now: only then do time limits hold, which others are to keep on a busy machine as
+        well."""
         return self.began.is_set() and not self.ended_by
 
     def __call__(self) -> None:

@@ -15,7 +15,8 @@ from workers.receiving.receivers import LeasedBatch, receiver_class_for
 
 
 class SingleReceiver:
-    """The task of a queue. Its consumers have to be registered before. ``starts``: its process has received nothing yet."""
+    """The task of a queue. Its consumers have to be registered before. ``starts``: its process has received nothing
+    yet."""
 
     def __init__(self, queue: Any, alias: str = "default", *, starts: bool = False) -> None:
         self.pump = QueuePump(queue, alias, stopping=threading.Event())

@@ -70,7 +70,8 @@ def rows(*sizes: int | None) -> list[Claimed]:
 
 
 def claims(sizes: Iterable[int], batches: int) -> list[int]:
-    """The bytes of so many full claims from a backlog of bodies of these sizes, by a task whose handlers take no time."""
+    """The bytes of so many full claims from a backlog of bodies of these sizes, by a task whose handlers take no
+    time."""
     size, left, weights = BatchSizer(500, TARGET, LIMIT), iter(sizes), []
     for _ in range(batches):
         claimed = rows(*itertools.islice(left, size.n))

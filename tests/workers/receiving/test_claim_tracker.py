@@ -124,7 +124,8 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWa
 
 
 def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: LowWaterMarks) -> None:
-    """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the rest."""
+    """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the
+    rest."""
     claims = ClaimTracker(floors)
     claims.peeked(PeekResult(0, 1, 7, reached=30), [SeqRange(7, 50)], 0.001)
 
@@ -488,8 +489,8 @@ def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: 
 
 
 def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: LowWaterMarks) -> None:
-    """It was not made after all, or the queue was at its limit: to look just behind the floors for nothing each time kept the rescan
-    from going on."""
+    """It was not made after all, or the queue was at its limit: to look just behind the floors for nothing each time
+    kept the rescan from going on."""
     with ClaimTracker(floors).claim(1) as mine:
         assert mine.rows is None
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from workers.receiving import fork_guard
+from workers.receiving.receivers import base
 
 ENDS: list[tuple[BaseException | None, int]] = [
     (None, 0),
@@ -29,7 +29,7 @@ def end_of(child: int) -> int:
 def test_the_code_is_that_of_a_script(failed: BaseException | None, code: int) -> None:
     child = os.fork()
     if child == 0:
-        fork_guard.end_child(failed)
+        base.end_child(failed)
 
     assert end_of(child) == code
 
@@ -45,7 +45,7 @@ def test_what_it_has_written_and_why_it_ended_arrives(
         sys.stdout = os.fdopen(os.dup(1), "w", buffering=4096)
         sys.stderr = os.fdopen(os.dup(2), "w", buffering=4096)
         sys.stdout.write("written\n")
-        fork_guard.end_child(failed)
+        base.end_child(failed)
 
     assert end_of(child) == 1
     out, err = capfd.readouterr()
@@ -54,13 +54,13 @@ def test_what_it_has_written_and_why_it_ended_arrives(
 
 
 def test_a_child_is_a_generation_away_and_its_child_two() -> None:
-    before = fork_guard.generation
+    before = base.generation
     child = os.fork()
     if child == 0:
         grandchild = os.fork()
         if grandchild == 0:
-            os._exit(fork_guard.generation - before)
-        os._exit(10 * (fork_guard.generation - before) + end_of(grandchild))
+            os._exit(base.generation - before)
+        os._exit(10 * (base.generation - before) + end_of(grandchild))
 
     assert end_of(child) == 12
-    assert fork_guard.generation == before
+    assert base.generation == before

@@ -68,7 +68,8 @@ class Gate:
 
 @contextmanager
 def never_more_out(queue: Any, most: int) -> Iterator[list[int]]:
-    """While the block runs no look from outside finds more leased messages than this. What the looks saw is returned."""
+    """While the block runs no look from outside finds more leased messages than this. What the looks saw is
+    returned."""
     seen, done = [0], threading.Event()
 
     def look() -> None:

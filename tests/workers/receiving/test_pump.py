@@ -173,8 +173,8 @@ def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(set
 
 @pytest.mark.usefixtures("fast")
 def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_to_look_for(settings: Any) -> None:
-    """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the others: looked
-    for 5 ms later, that was 600 claims in vain in five seconds."""
+    """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the
+    others: looked for 5 ms later, that was 600 claims in vain in five seconds."""
     one = idle_pump(concurrency=2)
     one.state.claims.has_gap = True
 
@@ -242,8 +242,8 @@ def test_a_wake_up_while_all_tasks_are_busy_is_not_lost(start_worker: Start, set
 def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_at_once(
     start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message is committed while one claim, which did not see it, is on its way back; the one that the wake-up calls looks
-    above what that one might have got. Nobody else would look within an hour."""
+    """A message is committed while one claim, which did not see it, is on its way back; the one that the wake-up calls
+    looks above what that one might have got. Nobody else would look within an hour."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     monkeypatch.setattr(PeekSchedule, "covering", lambda self, next_peek: next_peek)
     monkeypatch.setattr(claim_tracker, "PATIENCE", DEADLINE)
@@ -326,8 +326,8 @@ def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.M
 def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, settings: Any, before: bool
 ) -> None:
-    """It was to look whether more tasks are of use, and none works any more. The wake-up comes right before it finds that out, or
-    in the middle."""
+    """It was to look whether more tasks are of use, and none works any more. The wake-up comes right before it finds
+    that out, or in the middle."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     one = idle_pump()
     waits: list[float] = []
@@ -420,8 +420,8 @@ def test_what_came_back_behind_the_floor_is_found(start_worker: Start) -> None:
 def test_what_was_committed_late_is_found_soon_where_each_look_takes_long(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a distant server. Its number lies a million below the floor; in the pieces of 1,000 that looks once shrank to it
-    took five minutes."""
+    """Behind a distant server. Its number lies a million below the floor; in the pieces of 1,000 that looks once shrank
+    to it took five minutes."""
     handled: list[int] = []
     handle(Leased, lambda message, context: handled.append(message.number))
     peek = statements_of(connections["default"], "claims").peek
@@ -657,7 +657,8 @@ def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
 
 @pytest.mark.usefixtures("fast")
 def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
-    """It came back in a stretch that held nothing for this process, and the look that the reading is a part of has not seen it."""
+    """It came back in a stretch that held nothing for this process, and the look that the reading is a part of has not
+    seen it."""
     handle(Leased)
     one = idle_pump()
     send(Leased, 1)
@@ -729,7 +730,8 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
 
 @pytest.mark.usefixtures("fast")
 def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
-    """Locked in a savepoint; what came back in a stretch without anything for this process is read again all the same."""
+    """Locked in a savepoint; what came back in a stretch without anything for this process is read again all the
+    same."""
     handle(Leased)
     one = idle_pump()
     send(Leased, 3)
@@ -914,7 +916,8 @@ def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatc
 
 
 def pump_without_a_place() -> QueuePump:
-    """A pump of two consumers, of which the one whose floor is at 200,000 may have no message: another task has its place."""
+    """A pump of two consumers, of which the one whose floor is at 200,000 may have no message: another task has its
+    place."""
     handle(Addressed, concurrency=1)
     consumer(Addressed, name="free")(lambda message: None)
     one = idle_pump(Addressed)
@@ -1060,7 +1063,8 @@ def test_first_messages_of_a_worker_beside_a_live_one_are_handled_at_once(
 def test_what_busy_workers_leave_is_taken_where_every_look_is_old_by_the_time_of_the_claim(
     start_worker: Callable[..., Worker], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that comes late looks anew, and finds a message that is another worker's by its number, as the look before."""
+    """A task that comes late looks anew, and finds a message that is another worker's by its number, as the look
+    before."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     monkeypatch.setattr(pump, "PEEK_LIFETIME", 0.0)
     handled: list[int] = []

@@ -233,7 +233,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
-    """Whoever killed the last process: the next death is to tell which one it was. In every process, and at any time."""
+    """Whoever killed the last process: the next death is to tell which one it was. In every process, and at any
+    time."""
     monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
     gate, numbers = Gate(), []
 

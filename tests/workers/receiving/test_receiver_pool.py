@@ -205,7 +205,8 @@ class Door(threading.Condition):
 def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handlers_all_the_same(
     make: Callable[[int], ReceiverPool], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that was known before it ran could not be joined: the process ended by that error, and cut its handlers."""
+    """A thread that was known before it ran could not be joined: the process ended by that error, and cut its
+    handlers."""
     pool = make(2)
     pool.condition = door = Door()
     pool.submit(1)

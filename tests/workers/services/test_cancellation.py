@@ -26,7 +26,7 @@ from queueapp import (
     consumer,
     progress_of,
 )
-from queueapp.consuming.progress import checked
+from queueapp.consuming.context import checked
 from queueapp.consuming.registry import registered
 from queueapp.failures.requeue_poison import requeue
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber

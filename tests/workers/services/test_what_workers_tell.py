@@ -1,4 +1,5 @@
-"""What a process says of itself in its rows: each breaker that is not disarmed, its consumers, the types it does not know."""
+"""What a process says of itself in its rows: each breaker that is not disarmed, its consumers, the types it does not
+know."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ class Command(OperatorCommand):
 
     help = (
         "Dispatch delayed messages to their queues when they are due, and run maintenance (purging expired messages, "
-        "releasing leases of dead workers), until stopped. One process per database does each at a time; further ones stand "
+        "releasing leases of dead workers), until stopped. One process per database does each at a time; further ones "
+        "stand "
         "by. runqueueworker does the same unless it has --no-dispatcher or --no-maintenance."
     )
 
@@ -34,7 +35,8 @@ class Command(OperatorCommand):
         parser.add_argument(
             "--http",
             metavar="[HOST:]PORT",
-            help="Serve /healthz, /readyz and /metrics at this address (default host: 127.0.0.1; port 0: any free port).",
+            help="Serve /healthz, /readyz and /metrics at this address (default host: 127.0.0.1; port 0: any free "
+            "port).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -61,11 +61,13 @@ class Command(OperatorCommand):
         parser.add_argument("--processes", type=int, default=1, metavar="N", help="Worker processes (default 1).")
         parser.add_argument(
             "--concurrency", type=int, metavar="N",
-            help="Receiver threads per queue and process (default: the option of the queue, or QUEUEAPP['CONCURRENCY']).",
+            help="Receiver threads per queue and process (default: the option of the queue, or "
+                 "QUEUEAPP['CONCURRENCY']).",
         )  # fmt: skip
         parser.add_argument(
             "--backlog", action="append", default=[], metavar="[QUEUE=]N",
-            help="At most N messages of the queue, or of each queue, are in flight in a process. The limit of the queue applies as "
+            help="At most N messages of the queue, or of each queue, are in flight in a process. The limit of the "
+                 "queue applies as "
             "well. 0: no message. Repeatable.",
         )  # fmt: skip
         parser.add_argument(
@@ -81,17 +83,21 @@ class Command(OperatorCommand):
         )
         parser.add_argument(
             "--no-maintenance", action="store_true",
-            help="Do not run maintenance in this process tree (purging expired messages, releasing leases of dead workers).",
+            help="Do not run maintenance in this process tree (purging expired messages, releasing leases of dead "
+                 "workers).",
         )  # fmt: skip
         parser.add_argument(
             "--http", metavar="[HOST:]PORT",
-            help="Serve /healthz, /readyz and /metrics of the process tree at this address (default host: 127.0.0.1; port 0: any "
+            help="Serve /healthz, /readyz and /metrics of the process tree at this address (default host: 127.0.0.1; "
+                 "port 0: any "
             "free port).",
         )  # fmt: skip
         parser.add_argument(
             "--until-empty", action="store_true",
-            help="Exit when the queues are drained and no delayed message for them is left (for jobs and tests). Exit code "
-            f"{UNROUTABLE}: the remaining messages have no consumer in this project; {REFUSED}: the database user lacks "
+            help="Exit when the queues are drained and no delayed message for them is left (for jobs and tests). Exit "
+                 "code "
+            f"{UNROUTABLE}: the remaining messages have no consumer in this project; {REFUSED}: the database user "
+            "lacks "
             "privileges.",
         )  # fmt: skip
 
@@ -121,7 +127,8 @@ class Command(OperatorCommand):
         )
         if options["until_empty"] and (filters or only_consumers or 0 in backlogs.values()):
             raise CommandError(
-                "--until-empty cannot be combined with --filter, --consumer or --backlog 0: it would wait for ever for the "
+                "--until-empty cannot be combined with --filter, --consumer or --backlog 0: it would wait for ever for "
+                "the "
                 "messages that these leave in the queues."
             )
         for alias in {router.db_for_write(queue) for queue in queues}:

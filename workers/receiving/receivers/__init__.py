@@ -1,4 +1,5 @@
-"""The receivers: one class per semantics. A receiver claims, handles and ends messages, on one thread with one connection."""
+"""The receivers: one class per semantics. A receiver claims, handles and ends messages, on one thread with one
+connection."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ Failed = tuple[Claimed, BaseException, dict[str, Any] | None]
 class LeasedBatch:
     """A leased batch: each message goes from ``waiting`` to ``in_flight``, and when it was handled to ``done``.
 
-    ``waiting`` and ``done`` are shared with the service that renews leases: the thread that takes a message out of one of them is the
-    only one that has it, so neither needs a lock.
+    ``waiting`` and ``done`` are shared with the service that renews leases: the thread that takes a message out of one
+    of them is the only one that has it, so neither needs a lock.
     """
 
     __slots__ = ("acked", "done", "expires", "in_flight", "period", "renew_again", "token", "waiting")
@@ -179,8 +179,8 @@ class BatchLeaser:
         taken = limited.take(
             connections[state.alias], claim.ranges, limit, token, state.subscriber, lease_ms, bounded=True
         )
-        # No row, perhaps because the queue is at its limit, says nothing of what is there; and unassigned rows lie between those that
-        # were claimed: no mark may pass them as if they were gone.
+        # No row, perhaps because the queue is at its limit, says nothing of what is there; and unassigned rows lie
+        # between those that were claimed: no mark may pass them as if they were gone.
         claim.rows = None if taken.unassigned else taken.rows or None
         if taken.unassigned:
             state.skipped.skip_unassigned(claim, taken.unassigned)
@@ -289,7 +289,8 @@ class AtLeastOnceReceiver(Receiver):
     def flush(
         self, batch: LeasedBatch, failures: list[Failed], skipped: list[int], claim: ActiveClaim, average: float
     ) -> None:
-        """Handlers are slower than expected, so many seconds on average: end what is done, and keep only what fits into the target."""
+        """Handlers are slower than expected, so many seconds on average: end what is done, and keep only what fits into
+        the target."""
         self._end(batch, failures, skipped, claim)
         keep = int(self.target / average)
         if self.batches is not None:
@@ -400,10 +401,10 @@ class AtLeastOnceReceiver(Receiver):
             batch.renew_again.add(seq)  # it expires before the others of its batch are due
 
     def _extend_separately(self, seq: int, batch: LeasedBatch, seconds: float) -> bool:
-        """On another connection, outside of the handler's transaction. There the row would stay locked, so that no renewal reached it
-        until the end, and in the moment after that others would see it expired (observed: handled twice). False: not possible, since
-        the handler has locked the row already, say, or asks for less, or all of this is a test's transaction, or a pool may have no
-        other connection."""
+        """On another connection, outside of the handler's transaction. There the row would stay locked, so that no
+        renewal reached it until the end, and in the moment after that others would see it expired (observed: handled
+        twice). False: not possible, since the handler has locked the row already, say, or asks for less, or all of this
+        is a test's transaction, or a pool may have no other connection."""
         if seconds < batch.period or connections[self.alias].settings_dict["OPTIONS"].get("pool"):
             return False
         try:
@@ -441,8 +442,8 @@ class AtLeastOnceReceiver(Receiver):
         return True
 
     def _take_along(self, batch: LeasedBatch, route: HandlerRoute, first: Claimed) -> list[Claimed]:
-        """Take the other messages of the same call out of those that wait. A message of another call is out of ``waiting`` for a
-        moment, and in ``in_flight``, so that a renewal in between does not miss it."""
+        """Take the other messages of the same call out of those that wait. A message of another call is out of
+        ``waiting`` for a moment, and in ``in_flight``, so that a renewal in between does not miss it."""
         others: list[Claimed] = []
         rest: list[Claimed] = []
         while len(others) < route.consumer.batch - 1 and (row := self._leaser.next(batch)) is not None:
@@ -461,7 +462,8 @@ class AtLeastOnceReceiver(Receiver):
         failures: list[Failed],
         skipped: list[int],
     ) -> None:
-        """Call the handler, and where that fails as a whole with halves of the messages, until those that fail are single."""
+        """Call the handler, and where that fails as a whole with halves of the messages, until those that fail are
+        single."""
         calls = self.batches
         ready: list[ReadyMessage] = []
         for row in rows:

@@ -1,15 +1,17 @@
-"""AT_MOST_ONCE: a batch is taken out of its queue and committed, then each message is handled. What a handler fails on is kept as poison.
+"""AT_MOST_ONCE: a batch is taken out of its queue and committed, then each message is handled. What a handler fails on
+is kept as poison.
 
     delete (committed) --> handlers --failed--> poison
 
-On a queue that counts what is leased, or has barriers, a message is claimed as *sent* instead: it stays in its table, under a lease that
-never expires, is never delivered again, and is deleted when its handler has ended, whatever the outcome, or when its subscriber is dead.
-Until then it takes its place in the backlog, and barriers wait for it.
+On a queue that counts what is leased, or has barriers, a message is claimed as *sent* instead: it stays in its table,
+under a lease that never expires, is never delivered again, and is deleted when its handler has ended, whatever the
+outcome, or when its subscriber is dead. Until then it takes its place in the backlog, and barriers wait for it.
 
     lease for ever (committed) --> handlers --> delete
                                    --no consumer here, or the filter does not match--> released, in its place
 
-A consumer that takes batches gets each message once as well: what a call fails on as a whole is kept as poison, all of it.
+A consumer that takes batches gets each message once as well: what a call fails on as a whole is kept as poison, all of
+it.
 """
 
 from __future__ import annotations
@@ -205,8 +207,8 @@ class AtMostOnceReceiver(Receiver):
             self.sql.acks.release(connection, seqs, token, handled=False)
 
     def _ack(self, ended: list[int], handled: int, token: uuid.UUID) -> int:
-        """Delete what has ended, of which so many were handled; return how many remain to be counted. It is tried again until the
-        database answers: a row that stays takes capacity."""
+        """Delete what has ended, of which so many were handled; return how many remain to be counted. It is tried again
+        until the database answers: a row that stays takes capacity."""
         connection = connections[self.alias]
         while ended:
             try:

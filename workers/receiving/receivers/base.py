@@ -1,20 +1,24 @@
 """What the receivers of all semantics share: calling a handler under the guards, and what happens when it fails.
 
-A receiver is one thread with one connection. There is no lock, timer or log line per message: a receiver writes two attributes, and the
-watchdog reads ``Receiver.active_handler``. While a callback of the user runs (an on_commit hook, a policy, a signal receiver), the
-watchdog reads ``Receiver.active_callback``.
+A receiver is one thread with one connection. There is no lock, timer or log line per message: a receiver writes two
+attributes, and the watchdog reads ``Receiver.active_handler``. While a callback of the user runs (an on_commit hook, a
+policy, a signal receiver), the watchdog reads ``Receiver.active_callback``.
 
     idle --claim--> reading a message --> in its handler --returned--> ended
                                                          --raised, late, left its connection unclean--> failed
 
-Before a message is read, the receiver records it in its slot, since reading it may end the process as well as its handler may.
+Before a message is read, the receiver records it in its slot, since reading it may end the process as well as its
+handler may.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 import threading
+import traceback
 from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +26,7 @@ from contextvars import Context as Variables
 from contextvars import copy_context
 from datetime import timedelta
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from django.db import connections
@@ -40,7 +44,6 @@ from queueapp.sql import QueueSql
 from queueapp.sql.claims import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 from ...connections.connection_guard import ConnectionGuard
-from .. import fork_guard
 from ..batch_sizer import BatchSizer
 from ..events import InFlightSlot
 from ..handlers import BoundConsumer, HandlerTable, Interrupted, TimeLimitExceeded, WorkerStopped
@@ -148,7 +151,7 @@ class Receiver:
     def bind(self) -> None:
         """Called on the receiver's own thread, before anything else."""
         self.thread_id = threading.get_ident()
-        self._generation = fork_guard.generation
+        self._generation = generation
         self.guard = ConnectionGuard(self.alias)
         handling.set(self)
         callbacks.guard(self.run_callback)
@@ -178,8 +181,8 @@ class Receiver:
     # -- one message ----------------------------------------------------------------------------------------------
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
-        """Run the handler of a message. None: done. False: no consumer here takes it, or the filter does not match. Else what it
-        raised. ``leased``: this delivery is counted in the row."""
+        """Run the handler of a message. None: done. False: no consumer here takes it, or the filter does not match.
+        Else what it raised. ``leased``: this delivery is counted in the row."""
         if self.batches is not None and (route := self.batches.route_of(claimed)) is not None:
             return self.batches.call_one(route, claimed, leased=leased)  # type: ignore[no-any-return]
         self.session_lost = False
@@ -203,7 +206,8 @@ class Receiver:
                 route = self._route
                 if route is None or claimed[HEADERS] != route.headers:
                     route = self.find_route(claimed)
-                    # A consumer of batches is not called here: its class was imported since ``batches`` was asked a moment ago.
+                    # A consumer of batches is not called here: its class was imported since ``batches`` was asked a
+                    # moment ago.
                     if route is None or route.consumer.batch:
                         return False
                 consumer, body, decode = route.consumer, claimed[BODY], route.decode
@@ -247,16 +251,16 @@ class Receiver:
                 seq, consumer, context, started, started + timeout if timeout else None
             )
             try:
-                # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one message would
-                # be those of the next.
+                # In a copy of the thread's context variables (0.04 µs), or the language, time zone and tracing of one
+                # message would be those of the next.
                 variables.run(consumer.call, message, context)  # type: ignore[arg-type]
             except BaseException as error:
                 # sys.exit() and a cancelled coroutine, too, end the attempt and not the worker.
                 failed = error
             finally:
                 self.active_handler = None
-            if fork_guard.generation != self._generation:
-                fork_guard.end_child(failed)
+            if generation != self._generation:
+                end_child(failed)
             if _recursion_limit() < _RECURSION_LIMIT:
                 sys.setrecursionlimit(_RECURSION_LIMIT)  # of the whole process, the engine's own calls included
             if (
@@ -266,7 +270,8 @@ class Receiver:
             ):
                 self._absorb(active)
         except Interrupted as error:
-            # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the same.
+            # Sent while the handler ran, delivered after it had returned, here or in ``_absorb``: it was late all the
+            # same.
             self.active_handler = None
             failed = error
         # From here on no interruption can arrive.
@@ -304,8 +309,8 @@ class Receiver:
         return failed
 
     def find_route(self, claimed: Claimed) -> HandlerRoute | None:
-        """The consumer of this message; remembered for the next ones, most of which are of the same type and have no headers of
-        their own. None: there is none here. Raises UndecodableMessage."""
+        """The consumer of this message; remembered for the next ones, most of which are of the same type and have no
+        headers of their own. None: there is none here. Raises UndecodableMessage."""
         consumer, kind = self.handlers.find(claimed)
         if consumer is None:
             return None
@@ -330,8 +335,8 @@ class Receiver:
 
     @contextmanager
     def only_here(self) -> Iterator[None]:
-        """What is claimed in here is in no table until it was handled. Recorded from before the claim, so that an observer who sees the
-        table empty sees this."""
+        """What is claimed in here is in no table until it was handled. Recorded from before the claim, so that an
+        observer who sees the table empty sees this."""
         if self.slot is None:
             yield
             return
@@ -342,8 +347,9 @@ class Receiver:
             self.slot.only_here(False)
 
     def begin(self, seq: int, quarantined: bool) -> None:
-        """A message is in flight until ``end``: what reads it (a codec, a class of the user's) may end the process as well as its
-        handler may. Waits for its turn first: one that waited in flight would be counted with the killer that had it."""
+        """A message is in flight until ``end``: what reads it (a codec, a class of the user's) may end the process as
+        well as its handler may. Waits for its turn first: one that waited in flight would be counted with the killer
+        that had it."""
         quarantine = self._quarantine
         self.inside = True
         if quarantined or quarantine.wanted:
@@ -377,8 +383,9 @@ class Receiver:
     # -- callbacks ----------------------------------------------------------------------------------------------------
 
     def run_callback(self, what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
-        """Call it within the time limit of its message's consumer; each callback has the whole limit, so that one that hangs does
-        not cost the next its time. Raises Interrupted when it exceeds that, whatever it made of the interruption."""
+        """Call it within the time limit of its message's consumer; each callback has the whole limit, so that one that
+        hangs does not cost the next its time. Raises Interrupted when it exceeds that, whatever it made of the
+        interruption."""
         claimed = self.callback_message
         if claimed is None or self.active_handler is not None or self.active_callback is not None:
             return call()  # in a handler, or in another callback: watched as that
@@ -398,8 +405,8 @@ class Receiver:
                 failed = error
             finally:
                 self.active_callback = None
-            if fork_guard.generation != self._generation:
-                fork_guard.end_child(failed)
+            if generation != self._generation:
+                end_child(failed)
             if self.hard_stop or (active.deadline is not None and monotonic() >= active.deadline):
                 self._absorb(active)
         except Interrupted as error:
@@ -433,7 +440,8 @@ class Receiver:
             return None
 
     def consumer_of(self, claimed: Claimed) -> Any:
-        """The registration of its consumer, for recoverability; None where there is none, or its headers do not parse."""
+        """The registration of its consumer, for recoverability; None where there is none, or its headers do not
+        parse."""
         consumer = self.bound_consumer_of(claimed)
         return consumer.registration if consumer else None
 
@@ -454,3 +462,31 @@ def _cancelled(request: MessageCancelled, failed: BaseException) -> MessageCance
     error = MessageCancelled(request.reason, discard=request.discard)
     error.__cause__ = failed
     return error
+
+
+#: How many forks this process is away from its first ancestor that imported this.
+generation = 0
+
+
+def _is_a_child() -> None:
+    global generation
+    generation += 1
+
+
+os.register_at_fork(after_in_child=_is_a_child)
+
+
+def end_child(failed: BaseException | None) -> NoReturn:
+    """End this process as Python would have, but for what belongs to the parent: nothing of that is closed or told."""
+    code: object = 0
+    if isinstance(failed, SystemExit):
+        code = 0 if failed.code is None else failed.code
+    elif failed is not None:
+        code = 1
+        traceback.print_exception(failed)
+    with contextlib.suppress(Exception):
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 0xFF if isinstance(code, int) else 1)

@@ -1,12 +1,12 @@
-"""Consumers that take a list of messages in one call (``@consumer(batch=...)``). Each receiver has one ``BatchCaller`` if its queue
-has such consumers.
+"""Consumers that take a list of messages in one call (``@consumer(batch=...)``). Each receiver has one ``BatchCaller``
+if its queue has such consumers.
 
     a batch --returned, or reported which messages failed--> these are judged, the others are done
             --raised, late, left its connection unclean--> none is judged --> halves --> one message --> judged
             --process died--> each of them was delivered once more, no attempt is counted --> by itself from then on
 
-A message that cannot be read, or has had all its attempts, is no part of a call and is judged by itself. How a failed call is divided
-is decided by the receiver of each semantics.
+A message that cannot be read, or has had all its attempts, is no part of a call and is judged by itself. How a failed
+call is divided is decided by the receiver of each semantics.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class BatchCaller:
     def next_call(
         self, waiting: list[Claimed], *, leased: bool
     ) -> tuple[HandlerRoute | None, list[Claimed], list[Claimed]]:
-        """(route of the first of ``waiting``, the messages of its call, the rest). A route of None: its consumer takes one message."""
+        """(route of the first of ``waiting``, the messages of its call, the rest). A route of None: its consumer takes
+        one message."""
         first, others = waiting[0], waiting[1:]
         route = self.route_of(first)
         if route is None or self.is_quarantined(first, leased=leased):
@@ -124,7 +125,8 @@ class BatchCaller:
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def prepare(self, route: HandlerRoute, row: Claimed, *, leased: bool) -> ReadyMessage | BaseException | None:
-        """Read a message. An exception: why its attempt has failed; None: the filter of this subscriber does not match."""
+        """Read a message. An exception: why its attempt has failed; None: the filter of this subscriber does not
+        match."""
         receiver = self._receiver
         quarantined = self.is_quarantined(row, leased=leased)
         try:
@@ -188,8 +190,8 @@ class BatchCaller:
     # -- before a claim -----------------------------------------------------------------------------------------------
 
     def gather(self, limit: int) -> int:
-        """Wait for more messages before a claim that does not follow a full one; return how many may be claimed then. 0: stopping, or
-        another receiver of this process waits already."""
+        """Wait for more messages before a claim that does not follow a full one; return how many may be claimed then.
+        0: stopping, or another receiver of this process waits already."""
         receiver, state = self._receiver, self._receiver.state
         if not receiver.may_gather or not self._wait or receiver.full:
             return limit

@@ -2,8 +2,8 @@
 
 * ``recover``: its attempt failed, and it is still in its table: recoverability decides.
 * ``keep_as_poison``, ``put_back``: it was deleted before its handler ran, so there is no second place to find it.
-* ``receive_barriers``: a barrier is deleted before its handler runs; what that fails on is not tried again, since the messages behind it
-  may have been handled.
+* ``receive_barriers``: a barrier is deleted before its handler runs; what that fails on is not tried again, since the
+messages behind it may have been handled.
 * ``not_for_this_process``: it has no consumer here, or the filter does not match.
 * ``copy_groups``, ``replace_...``: it names no recipient, though several consumers subscribe: copies take its place.
 
@@ -51,7 +51,8 @@ CopyGroups = dict[tuple[str, ...], list[int]]
 def recover(
     receiver: Receiver, claimed: Claimed, error: BaseException, token: uuid.UUID | None, items: dict[str, object] | None
 ) -> None:
-    """Let recoverability decide about a message that is still in its table; ``token`` is that of its lease, if it has one."""
+    """Let recoverability decide about a message that is still in its table; ``token`` is that of its lease, if it has
+    one."""
     state, connection = receiver.state, connections[receiver.alias]
     if isinstance(error, WorkerStopped):
         # A lease is released uncounted; what was received in a transaction is back since its rollback.
@@ -116,9 +117,15 @@ def keep_as_poison(
         try:
             with ResponseDeadline(connection):
                 apply_verdict.fail_taken(
-                    receiver.queue, receiver.alias, row, error, consumer=receiver.consumer_of(claimed), items=receiver.items,
-                    verdict=verdict, once=once,
-                )  # fmt: skip
+                    receiver.queue,
+                    receiver.alias,
+                    row,
+                    error,
+                    consumer=receiver.consumer_of(claimed),
+                    items=receiver.items,
+                    verdict=verdict,
+                    once=once,
+                )
             receiver.restore_connection()
             return
         except Error as failure:
@@ -133,8 +140,8 @@ def keep_as_poison(
 
 
 def put_back(receiver: Receiver, claimed: Claimed) -> None:
-    """Put a message that was deleted by its claim, and that no handler got, back at the end of its queue: other workers subscribe to it
-    since it was claimed."""
+    """Put a message that was deleted by its claim, and that no handler got, back at the end of its queue: other workers
+    subscribe to it since it was claimed."""
     connection = connections[receiver.alias]
     row = receiver.sql.table.row_of(claimed)
     once = IdempotentTransaction(receiver.queue, receiver.alias)
@@ -199,8 +206,9 @@ def _handle_barrier(receiver: Receiver, row: Row) -> None:
 
 
 def not_for_this_process(receiver: Receiver, rows: Sequence[Claimed]) -> list[int]:
-    """The seqs of rows that no consumer here takes, or that the filter of this subscriber does not match. For what a claim has deleted
-    this is found out before any handler runs, since one message of several that were deleted cannot be released."""
+    """The seqs of rows that no consumer here takes, or that the filter of this subscriber does not match. For what a
+    claim has deleted this is found out before any handler runs, since one message of several that were deleted cannot
+    be released."""
     if not receiver.queue.delivery.recipients:
         # Most have the headers of those before.
         known = receiver.known_headers if receiver.state.filter is None else None
@@ -219,12 +227,13 @@ def _is_foreign(receiver: Receiver, claimed: Claimed) -> bool:
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
-# A foreign producer, Spark, plain SQL, or a delayed message that is due know no consumers. The receiver that claims such a message first
-# reads who subscribes now (once a claim), and never runs a handler for it: original and copies change places in one statement, so a
-# process that dies at any moment leaves either the one or the others. A message that only one consumer wants is handled as it is.
+# A foreign producer, Spark, plain SQL, or a delayed message that is due know no consumers. The receiver that claims
+# such a message first reads who subscribes now (once a claim), and never runs a handler for it: original and copies
+# change places in one statement, so a process that dies at any moment leaves either the one or the others. A message
+# that only one consumer wants is handled as it is.
 #
-# What was leased is replaced under its token. What would be deleted by its claim is rolled back first, and then replaced, if no other
-# worker was faster: the copies are claimed as any other message.
+# What was leased is replaced under its token. What would be deleted by its claim is rolled back first, and then
+# replaced, if no other worker was faster: the copies are claimed as any other message.
 
 
 def copy_groups(state: QueueState, rows: Iterable[Claimed]) -> CopyGroups:

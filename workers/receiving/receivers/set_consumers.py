@@ -1,5 +1,5 @@
-"""TRANSACTIONAL, a set of messages at a time (``@set_consumer``): lock them, let the handler write its statements, delete them, in one
-transaction. Only their seqs come to this process.
+"""TRANSACTIONAL, a set of messages at a time (``@set_consumer``): lock them, let the handler write its statements,
+delete them, in one transaction. Only their seqs come to this process.
 
     a set --handled, deleted, committed--> the next has twice as many, up to its size
           --failed--> rolled back, no message is judged --> half of it --> ... --> one message --> judged

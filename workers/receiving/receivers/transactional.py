@@ -1,11 +1,12 @@
-"""TRANSACTIONAL: BEGIN, DELETE one message, handle it, COMMIT. What the handler writes and sends commits with the receive.
+"""TRANSACTIONAL: BEGIN, DELETE one message, handle it, COMMIT. What the handler writes and sends commits with the
+receive.
 
-COMMIT, BEGIN and the next DELETE travel together while handlers are fast, which saves a quarter of the time of a message: such messages
-are a *streak*, which to Django is one atomic block.
+COMMIT, BEGIN and the next DELETE travel together while handlers are fast, which saves a quarter of the time of a
+message: such messages are a *streak*, which to Django is one atomic block.
 
-While the queue tracks crashes (after the death of a whole process tree), the deliveries are committed first, as leases of a few messages
-at once. A ``BatchLeaser`` takes them; each message still has a transaction of its own, which deletes it first: still exactly once, for
-one commit a batch more, and a message that kills every process is counted.
+While the queue tracks crashes (after the death of a whole process tree), the deliveries are committed first, as leases
+of a few messages at once. A ``BatchLeaser`` takes them; each message still has a transaction of its own, which deletes
+it first: still exactly once, for one commit a batch more, and a message that kills every process is counted.
 """
 
 from __future__ import annotations
@@ -64,13 +65,10 @@ class Step(enum.Enum):
 class Streak:
     """Messages received one after another on one connection, each in a transaction of its own.
 
-        CLAIMED --its handler returned, and the next may follow--> COMMIT and the next claim in one trip --> CLAIMED or EMPTY
-                --its handler returned--> COMMITTING
-                --its handler raised--> undone in place, without releasing the row --> DECIDED
-                --no consumer here, stop, deadlock, or the session is lost--> ROLLED_BACK
-                --in flight in this process--> ELSEWHERE
-                --several consumers subscribe--> FAN_OUT
-        COMMITTING, DECIDED --the commit fails--> ROLLED_BACK
+        CLAIMED --its handler returned, and the next may follow--> COMMIT and the next claim in one trip --> CLAIMED or
+    EMPTY --its handler returned--> COMMITTING --its handler raised--> undone in place, without releasing the row -->
+    DECIDED --no consumer here, stop, deadlock, or the session is lost--> ROLLED_BACK --in flight in this process-->
+    ELSEWHERE --several consumers subscribe--> FAN_OUT COMMITTING, DECIDED --the commit fails--> ROLLED_BACK
 
     ``EMPTY`` and the last five end it.
     """
@@ -144,7 +142,8 @@ class TransactionalReceiver(Receiver):
         try:
             return self._receive_streak(limit)
         finally:
-            # Excluded since its claim: a session that is killed releases the row long before its failed attempt is counted.
+            # Excluded since its claim: a session that is killed releases the row long before its failed attempt is
+            # counted.
             self.state.claims.include(self._seq)
             self._seq = 0  # the next receive may take nothing, and another receiver have this message in flight by then
 
@@ -245,8 +244,8 @@ class TransactionalReceiver(Receiver):
         return self.sql.limits.take_permits(connection, max_backlog, 1) == 1
 
     def _commit_and_claim(self, connection: Any) -> ActiveClaim | None:
-        """Commit the message in flight and claim the next one; None: not possible in one trip, and nothing was done. Its ``rows`` are
-        None where the commit is done and the claim is not."""
+        """Commit the message in flight and claim the next one; None: not possible in one trip, and nothing was done.
+        Its ``rows`` are None where the commit is done and the claim is not."""
         with self.state.claim(1) as claim:
             claims = self.sql.claims
             way = claims.pipelined_claim(connection, claim.ranges)
@@ -258,8 +257,8 @@ class TransactionalReceiver(Receiver):
         return claim
 
     def _may_follow(self, connection: Any, until: float) -> bool:
-        """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and the pump's
-        decision is not too old."""
+        """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and
+        the pump's decision is not too old."""
         if connection.run_on_commit or self.guard.stale or self._needs_permits:
             return False
         return not (not self.state.events.may_continue() or self.state.crash_tracking or monotonic() > until)
@@ -287,8 +286,8 @@ class TransactionalReceiver(Receiver):
         return self.sql.failures.lock(connections[self.alias], seq, None, wait_ms=1000) is None
 
     def _decide_in_place(self, claimed: Claimed, error: BaseException, connection: Any) -> AppliedVerdict:
-        """Undo the handler and decide without releasing the message: between a rollback and a transaction that counts the attempt,
-        another worker would run it once more. Raises Rollback when another worker took it all the same."""
+        """Undo the handler and decide without releasing the message: between a rollback and a transaction that counts
+        the attempt, another worker would run it once more. Raises Rollback when another worker took it all the same."""
         self.callback_message = claimed
         row = self.sql.failures.rollback_and_lock(connection, claimed[SEQ], wait_ms=1000)
         # The handler's transaction is gone, and with it what was to run after its commit.

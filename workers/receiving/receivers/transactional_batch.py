@@ -1,19 +1,19 @@
-"""TRANSACTIONAL with a ``transaction_size``, or with consumers that take batches: many messages share one transaction, without
-savepoints.
+"""TRANSACTIONAL with a ``transaction_size``, or with consumers that take batches: many messages share one transaction,
+without savepoints.
 
-    shared  --all handlers returned, committed--> shared
-            --a handler failed, the commit failed--> rolled back, no attempt is counted --> fallback
-            --a claimed message has failed before--> rolled back before any handler has run --> fallback
-            --another receiver of the process has a claimed message in flight--> rolled back, and claimed again without it
-    fallback, of consumers that take one message: one by one, as many as were rolled back; only there is a failure judged
-    fallback, of consumers that take batches: half as many, until the one that fails is single
+    shared  --all handlers returned, committed--> shared --a handler failed, the commit failed--> rolled back, no
+attempt is counted --> fallback --a claimed message has failed before--> rolled back before any handler has run -->
+fallback --another receiver of the process has a claimed message in flight--> rolled back, and claimed again without it
+fallback, of consumers that take one message: one by one, as many as were rolled back; only there is a failure judged
+fallback, of consumers that take batches: half as many, until the one that fails is single
 
-Messages are claimed a stage at a time, of what the handlers do in about ``STAGE_SECONDS``: what is claimed cannot be released in part,
-so a handler that becomes slow ends the transaction with its stage. A process that dies has one message in flight, and its crash is
-counted against that one; the others are back. From then on that one is handled by itself.
+Messages are claimed a stage at a time, of what the handlers do in about ``STAGE_SECONDS``: what is claimed cannot be
+released in part, so a handler that becomes slow ends the transaction with its stage. A process that dies has one
+message in flight, and its crash is counted against that one; the others are back. From then on that one is handled by
+itself.
 
-What the handler of a batch reports about single messages (``BatchContext.fail``) is decided in the same transaction: the rest of what it
-did is kept.
+What the handler of a batch reports about single messages (``BatchContext.fail``) is decided in the same transaction:
+the rest of what it did is kept.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ class TransactionBatchReceiver(TransactionalReceiver):
             )  # fmt: skip
             return len(shared.rows)
         if isinstance(shared.outcome, Interrupted):
-            self.guard.replace()  # perhaps interrupted between an answer of the server and the driver's processing of it
+            # Perhaps interrupted between an answer of the server and the driver's processing of it.
+            self.guard.replace()
         elif has_hooks or self.guard.stale:
             self.restore_connection()
         if shared.culprit is not None or shared.elsewhere or shared.skipped or shared.copies:
@@ -226,8 +227,8 @@ class TransactionBatchReceiver(TransactionalReceiver):
         return min(wanted, shared.permits)
 
     def _is_isolated(self, row: Claimed) -> bool:
-        """Whether it is to be handled by itself: it has failed before, counted or in a shared transaction; or its consumer takes one
-        message and its queue has no ``transaction_size``."""
+        """Whether it is to be handled by itself: it has failed before, counted or in a shared transaction; or its
+        consumer takes one message and its queue has no ``transaction_size``."""
         if self.batches is not None:
             return self.batches.is_quarantined(row, leased=False) or not (
                 self._shares_single or self.batches.route_of(row) is not None
@@ -361,7 +362,8 @@ class TransactionBatchReceiver(TransactionalReceiver):
             self.restore_connection()
 
     def _rolled_back(self, shared: SharedTransaction) -> None:
-        """Nothing was done, and no message is judged: skip those that are not for this process, receive the others again."""
+        """Nothing was done, and no message is judged: skip those that are not for this process, receive the others
+        again."""
         self.full = True
         self.state.rolled_back(shared.rows, shared.skipped)
         if shared.skipped:
@@ -388,8 +390,8 @@ class TransactionBatchReceiver(TransactionalReceiver):
         )  # fmt: skip
 
     def _fall_back(self, shared: SharedTransaction) -> None:
-        """One by one for as many as were rolled back, and for longer each time when that comes one upon another, as of handlers of which
-        every third fails. Batches: half as many."""
+        """One by one for as many as were rolled back, and for longer each time when that comes one upon another, as of
+        handlers of which every third fails. Batches: half as many."""
         rows = shared.rows
         if self.batches is None:
             self._single_count = max(len(rows), min(2 * self._last_single_count, MAX_SINGLE))

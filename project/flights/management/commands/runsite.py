@@ -90,8 +90,8 @@ class Command(BaseCommand):
         self.stdout.write("Stopped.")
 
     def _watch(self, web: ChildProcess, workers: ChildProcess, *others: ChildProcess) -> None:
-        """Until Ctrl-C: end when the web server ends, and start workers that end again, ever more slowly; the others as well,
-        at each look."""
+        """Until Ctrl-C: end when the web server ends, and start workers that end again, ever more slowly; the others as
+        well, at each look."""
         wait, started = 1.0, monotonic()
         while True:
             code = web.exit_code(_POLL_SECONDS)

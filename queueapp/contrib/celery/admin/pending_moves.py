@@ -15,10 +15,10 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ....admin.bodies import may_view
 from ....admin.databases import DatabaseFilter
 from ....admin.formatting import display, untrusted
 from ....admin.large_tables.lists import ByteLength
+from ....admin.message_pages import may_view
 from ....admin.read_only import ResultsAdmin
 from ....errors import UndecodableMessage
 from ....messages import TYPE, decode_headers

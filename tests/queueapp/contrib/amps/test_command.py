@@ -70,7 +70,8 @@ def test_a_note_is_said_and_no_failure(config: Path) -> None:
     _, err, error = run(str(config))
     assert error is None
     assert err == (
-        f"{config}:4: orders: LocalQueue: no topic of the TransactionLog is its topic 'orders', which AMPS requires (a note)\n"
+        f"{config}:4: orders: LocalQueue: no topic of the TransactionLog is its topic 'orders', which AMPS requires (a "
+        "note)\n"
     )
 
 

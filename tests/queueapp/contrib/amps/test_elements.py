@@ -19,11 +19,28 @@ OF_THE_PAGE = {
 }  # fmt: skip
 #: What ``class Delivery`` calls them.
 OPTIONS = {
-    "name", "message_type", "underlying_topic", "default_publish_target", "lease_period", "semantics", "max_backlog",
-    "max_per_subscription_backlog", "expiration", "expiration_model", "filter", "recovery_point", "fairness_model", "leasing",
-    "max_deliveries", "max_cancels", "priority", "barrier_expression", "file_backed_metadata", "target_queue_depth",
+    "name",
+    "message_type",
+    "underlying_topic",
+    "default_publish_target",
+    "lease_period",
+    "semantics",
+    "max_backlog",
+    "max_per_subscription_backlog",
+    "expiration",
+    "expiration_model",
+    "filter",
+    "recovery_point",
+    "fairness_model",
+    "leasing",
+    "max_deliveries",
+    "max_cancels",
+    "priority",
+    "barrier_expression",
+    "file_backed_metadata",
+    "target_queue_depth",
     "deferred_ack_expiration",
-}  # fmt: skip
+}
 
 
 def test_every_element_of_the_page_is_known_and_no_other() -> None:

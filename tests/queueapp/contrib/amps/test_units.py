@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from queueapp.contrib.amps.diagnostics import NotMapped
-from queueapp.contrib.amps.literals import text_literal, time_literal
+from queueapp.contrib.amps.elements import text_literal, time_literal
 from queueapp.contrib.amps.units import count, interval
 
 

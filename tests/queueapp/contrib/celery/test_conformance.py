@@ -30,16 +30,32 @@ NAMES = [
     *(
         f"BasicFunctionality.test_{name}"
         for name in (
-            "connect", "failed_connect", "failed_connection", "failed_channel", "failed_default_channel",
-            "default_channel_autoconnect", "channel", "default_channel", "autoretry_default_channel", "publish_consume",
-            "consume_empty_queue", "simple_queue_publish_consume", "simple_buffer_publish_consume",
+            "connect",
+            "failed_connect",
+            "failed_connection",
+            "failed_channel",
+            "failed_default_channel",
+            "default_channel_autoconnect",
+            "channel",
+            "default_channel",
+            "autoretry_default_channel",
+            "publish_consume",
+            "consume_empty_queue",
+            "simple_queue_publish_consume",
+            "simple_buffer_publish_consume",
         )
     ),
-    *(f"BaseExchangeTypes.test_{name}" for name in ("direct", "direct_routing_keys", "fanout", "topic", "publish_empty_exchange")),
+    *(
+        f"BaseExchangeTypes.test_{name}"
+        for name in ("direct", "direct_routing_keys", "fanout", "topic", "publish_empty_exchange")
+    ),
     *(
         f"BasePriority.test_{name}"
         for name in (
-            "publish_consume", "publish_requeue_consume", "simple_queue_publish_consume", "simple_buffer_publish_consume",
+            "publish_consume",
+            "publish_requeue_consume",
+            "simple_queue_publish_consume",
+            "simple_buffer_publish_consume",
         )
     ),
     *(f"BaseMessage.test_{name}" for name in ("ack", "reject_no_requeue", "reject_requeue", "requeue")),
@@ -48,7 +64,7 @@ NAMES = [
         for name in ("publish_consume", "simple_queue_publish_consume", "simple_buffer_publish_consume")
     ),
     "BaseEventLoop.test_ack_from_another_thread",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="session")

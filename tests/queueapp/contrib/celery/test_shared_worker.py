@@ -43,8 +43,17 @@ pytestmark = [
 
 LABEL = BrokerQueue._meta.label
 WRITTEN = (
-    BrokerQueue, DeclaredQueue, Exchange, Binding, DelayedMessage, PoisonMessage, Subscriber, Leader, Effect, CeleryResult,
-)  # fmt: skip
+    BrokerQueue,
+    DeclaredQueue,
+    Exchange,
+    Binding,
+    DelayedMessage,
+    PoisonMessage,
+    Subscriber,
+    Leader,
+    Effect,
+    CeleryResult,
+)
 
 
 @pytest.fixture(scope="module")

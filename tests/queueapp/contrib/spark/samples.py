@@ -86,7 +86,8 @@ class FailingWriter(BatchWriter):
         return message
 
     def _wait_for(self, *partitions: str) -> None:
-        """What is still under way when a job is aborted stages its rows all the same, and nobody drops them for a day."""
+        """What is still under way when a job is aborted stages its rows all the same, and nobody drops them for a
+        day."""
         deadline = time.monotonic() + 300
         while not all(Path(self.marks, one).exists() for one in partitions):
             if time.monotonic() > deadline:

@@ -12,11 +12,11 @@ from django.conf import settings
 from django.db import connections
 
 from queueapp.contrib.spark.client import Publication, SinkClient
-from queueapp.contrib.spark.clients import make_client
 from queueapp.contrib.spark.columns import Plan
 from queueapp.contrib.spark.encoding import ARROW_TYPES, RowEncoder
 from queueapp.contrib.spark.errors import StagingLost
 from queueapp.contrib.spark.targets import take_snapshot
+from queueapp.contrib.spark.writers import make_client
 from queueapp.models import SparkCommit
 from queueapp.sql import spark_sql
 from queueapp.sql.message_columns import SENT

@@ -1,4 +1,5 @@
-"""Executors evaluate a queue's expressions: what its filter does not match is in no table, and what they write is free."""
+"""Executors evaluate a queue's expressions: what its filter does not match is in no table, and what they write is
+free."""
 
 from __future__ import annotations
 

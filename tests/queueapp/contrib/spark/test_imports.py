@@ -15,7 +15,8 @@ def run(code: str) -> None:
 
 def test_neither_the_package_nor_its_statements_import_spark() -> None:
     run(
-        "import sys, queueapp, queueapp.sql, queueapp.sql.postgresql.spark, queueapp.sql.sqlserver.spark, queueapp.contrib.spark\n"
+        "import sys, queueapp, queueapp.sql, queueapp.sql.postgresql.spark, queueapp.sql.sqlserver.spark, "
+        "queueapp.contrib.spark\n"
         "loaded = {'pyspark', 'pyarrow', 'adbc_driver_manager', 'mssql_python', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )

@@ -1,4 +1,5 @@
-"""The Spark sink and queues with an order of their own: priorities of 64 bits, and the lock of who sends beside barriers."""
+"""The Spark sink and queues with an order of their own: priorities of 64 bits, and the lock of who sends beside
+barriers."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from queueapp.contrib.spark.client import Publication, SinkClient
-from queueapp.contrib.spark.clients import make_client
 from queueapp.contrib.spark.columns import Plan
 from queueapp.contrib.spark.encoding import RowEncoder
 from queueapp.contrib.spark.targets import take_snapshot
+from queueapp.contrib.spark.writers import make_client
 from queueapp.sql import spark_sql
 from tests.testapp.ordering import Fenced, Ranked
 

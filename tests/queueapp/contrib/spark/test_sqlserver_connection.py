@@ -1,4 +1,5 @@
-"""The sink's transactions on SQL Server, with Microsoft's driver on a line whose other end speaks TDS and is no database."""
+"""The sink's transactions on SQL Server, with Microsoft's driver on a line whose other end speaks TDS and is no
+database."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ _OLD = "test_old_results_are_deleted"
 OF_DJANGO_TASKS_DB = {
     "DatabaseBackendTestCase": {
         "using_correct_backend": "test_the_backend_is_the_one_of_settings",
-        "enqueue_task": "test_an_enqueued_task_is_ready test_enqueueing_is_one_statement test_signals_of_a_task_that_succeeds",
+        "enqueue_task": "test_an_enqueued_task_is_ready test_enqueueing_is_one_statement "
+        "test_signals_of_a_task_that_succeeds",
         "enqueue_task_async": "test_aenqueue_is_the_same test_signals_of_a_task_that_succeeds",
         "get_result": "test_a_result_is_found_by_its_id",
         "get_result_async": "test_aenqueue_is_the_same",
@@ -38,10 +39,12 @@ OF_DJANGO_TASKS_DB = {
         "async_invalid_uuid": _NO_ID,
         "invalid_task_path": _UNKNOWN,
         "missing_task_path": _UNKNOWN + " test_the_result_of_a_task_that_is_no_more_can_be_read",
-        "task_name": "- a property of their model: our admin shows the path, test_results_are_listed_with_their_current_status",
+        "task_name": "- a property of their model: our admin shows the path, "
+        "test_results_are_listed_with_their_current_status",
         "check": "test_what_is_wrong_with_a_backend_is_said",
         "database_backend_app_missing": "test_the_app_that_has_the_tables_is_asked_for",
-        "priority_range_check": "- a constraint of their table: levels are a queue's, and what a header says is read with care, "
+        "priority_range_check": "- a constraint of their table: levels are a queue's, and what a header says is read "
+        "with care, "
         "test_malformed_headers_do_not_repeat_a_task",
         "doesnt_wait_until_transaction_commit": "test_a_task_is_enqueued_with_the_callers_transaction_or_not_at_all",
         "enqueue_logs": "test_signals_of_a_task_that_succeeds",
@@ -63,7 +66,8 @@ OF_DJANGO_TASKS_DB = {
         "doesnt_process_different_queue": "test_workers_consume_the_configured_queue_names",
         "process_all_queues": "test_workers_consume_the_configured_queue_names",
         "process_all_queues_excluding_one_queue": "test_workers_consume_the_configured_queue_names",
-        "exclude_queues_requires_processing_all_queues": "- OPTIONS['work'] names what is taken, and nothing is excluded",
+        "exclude_queues_requires_processing_all_queues": "- OPTIONS['work'] names what is taken, and nothing is "
+        "excluded",
         "excluding_unknown_queue_processes_selected_queues": "- the same; a name that QUEUES has not is a check, "
         "test_what_is_wrong_with_a_backend_is_said",
         "failing_task": "test_a_task_that_raises_has_failed",
@@ -79,7 +83,8 @@ OF_DJANGO_TASKS_DB = {
         "negative_max_tasks": _NO_SUCH_OPTION + "a worker ends by a signal, or --until-empty",
         "zero_max_tasks": _NO_SUCH_OPTION + "a worker ends by a signal, or --until-empty",
         "max_tasks": _NO_SUCH_OPTION + "a worker ends by a signal, or --until-empty",
-        "too_long_worker_id": _NO_SUCH_OPTION + "a worker is its host and process, test_a_task_is_running_while_it_runs",
+        "too_long_worker_id": _NO_SUCH_OPTION + "a worker is its host and process, "
+        "test_a_task_is_running_while_it_runs",
         "empty_worker_id": _NO_SUCH_OPTION + "a worker is its host and process, test_a_task_is_running_while_it_runs",
         "run_after": "test_a_task_of_later_waits_with_the_delayed_ones",
         "run_after_priority": "test_tasks_of_a_higher_priority_run_first "
@@ -106,7 +111,8 @@ OF_DJANGO_TASKS_DB = {
     "ConnectionExclusiveTranscationTestCase": {"exclusive_transaction": _SQLITE},
     "DatabaseBackendPruneTaskResultsTestCase": {
         "prunes_tasks": _OLD,
-        "doesnt_prune_new_tasks": _OLD + " test_a_task_that_was_purged_between_two_attempts_is_not_to_be_tried_for_ever",
+        "doesnt_prune_new_tasks": _OLD
+        + " test_a_task_that_was_purged_between_two_attempts_is_not_to_be_tried_for_ever",
         "doesnt_prune_running_tasks": "- nothing is kept of a task that runs but its message",
         "only_prunes_specified_queue": "- retention is a backend's: " + _OLD,
         "prune_all_queues": _OLD,
@@ -131,14 +137,15 @@ OF_DJANGO_TASKS_DB = {
     "CompatTestCase": {"compat_has_django_task": "test_options_of_a_task_are_arguments_or_a_decorator"},
     "DBTaskResultOrderingTestCase": {
         "higher_priority_tasks_come_first": "test_tasks_of_a_higher_priority_run_first",
-        "earlier_run_after_comes_first_given_same_priority": "test_due_messages_are_locked_in_due_order_and_the_others_are_not",
-        "earlier_enqueued_at_comes_first_given_same_priority_and_run_after": "test_tasks_of_a_higher_priority_run_first",
+        "earlier_run_after_comes_first_given_same_priority": "test_due_messages_are_locked_in_due_order_and_the_others_are_not",  # noqa: E501
+        "earlier_enqueued_at_comes_first_given_same_priority_and_run_after": "test_tasks_of_a_higher_priority_run_first",  # noqa: E501
     },
     "AdminTestCase": {
-        "display_run_after_returns_empty_for_date_max_or_none": "- a column of theirs: when is on the page of delayed messages",
+        "display_run_after_returns_empty_for_date_max_or_none": "- a column of theirs: when is on the page of delayed "
+        "messages",
         "display_run_after_returns_db_value": "- a column of theirs: when is on the page of delayed messages",
     },
-}  # fmt: skip
+}
 
 OF_DJANGO = {
     "using_correct_backend": "test_the_backend_is_the_one_of_settings",
@@ -175,7 +182,7 @@ OF_DJANGO = {
     "context": "test_a_task_receives_its_context",
     "validate_on_enqueue": "test_a_task_is_validated_again_when_it_is_enqueued",
     "validate_on_aenqueue": "test_a_task_is_validated_again_when_it_is_enqueued",
-    "doesnt_wait_until_transaction_commit_by_default": "test_a_task_is_enqueued_with_the_callers_transaction_or_not_at_all",
+    "doesnt_wait_until_transaction_commit_by_default": "test_a_task_is_enqueued_with_the_callers_transaction_or_not_at_all",  # noqa: E501
     "wait_until_transaction_commit": "test_a_task_may_be_enqueued_after_the_commit",
     "options": "test_attempts_of_the_backend_are_those_of_tasks_that_say_nothing",
 }

@@ -1,4 +1,5 @@
-"""What the tests of recording share: one message whose attempt fails, received in one of three ways, and rude things to fail with."""
+"""What the tests of recording share: one message whose attempt fails, received in one of three ways, and rude things to
+fail with."""
 
 from __future__ import annotations
 

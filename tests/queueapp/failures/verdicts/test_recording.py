@@ -1,5 +1,5 @@
-"""Recording a failed attempt cannot fail: whatever a handler or a policy brings along, or happens meanwhile, the message ends in
-one place, with its bytes, and with the reason; and nobody else notices."""
+"""Recording a failed attempt cannot fail: whatever a handler or a policy brings along, or happens meanwhile, the
+message ends in one place, with its bytes, and with the reason; and nobody else notices."""
 
 from __future__ import annotations
 

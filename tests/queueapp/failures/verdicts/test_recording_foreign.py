@@ -1,4 +1,5 @@
-"""Recording a failed attempt of a message in a table that somebody else made: its headers, and its times without a zone."""
+"""Recording a failed attempt of a message in a table that somebody else made: its headers, and its times without a
+zone."""
 
 from __future__ import annotations
 

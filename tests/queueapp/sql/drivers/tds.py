@@ -1,4 +1,5 @@
-"""A server that speaks just enough of TDS to log a driver in and to refuse what it asks for, with a number of one's choice.
+"""A server that speaks just enough of TDS to log a driver in and to refuse what it asks for, with a number of one's
+choice.
 
 What becomes of an error's number is the driver's doing, so it is tested with the real drivers and the real bytes of an
 ERROR token ([MS-TDS] 2.2.7.10); no database is imitated. The statement says itself how it wants to be refused

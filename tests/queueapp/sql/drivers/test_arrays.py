@@ -47,7 +47,7 @@ class _Number(enum.IntEnum):
 
 @pytest.mark.parametrize(
     ("given", "type_"),
-    [([1, None], "smallint[]"), ([True, False], "boolean[]"), ([[1, 2], [3, 4]], "smallint[]"), ([_Number.ONE], "smallint[]"),
+    [([1, None], "smallint[]"), ([True, False], "boolean[]"), ([[1, 2], [3, 4]], "smallint[]"), ([_Number.ONE], "smallint[]"),  # noqa: E501
      ([2**63, 1], "numeric[]"), ([-(2**63) - 1, 1], "numeric[]")],
     ids=["with null", "bools", "nested", "enumeration", "too large", "too small"],
 )  # fmt: skip

@@ -151,11 +151,14 @@ def test_postgresql_that_is_not_there_is_a_lost_connection() -> None:
 
 #: What SQL Server says, by its number and severity, and what that means.
 MESSAGES = [
-    (1205, 13, "Transaction (Process ID 55) was deadlocked on lock resources with another process and has been chosen as "
+    (1205, 13, "Transaction (Process ID 55) was deadlocked on lock resources with another process and has been chosen "
+               "as "
                "the deadlock victim. Rerun the transaction.", "deadlock"),
-    (3960, 16, "Snapshot isolation transaction aborted due to update conflict. You cannot use snapshot isolation to access "
+    (3960, 16, "Snapshot isolation transaction aborted due to update conflict. You cannot use snapshot isolation to "
+               "access "
                "table 'dbo.orders' directly or indirectly in database 'shop' to update it.", "deadlock"),
-    (3961, 16, "Snapshot isolation transaction failed in database 'shop' because the object accessed by the statement has "
+    (3961, 16, "Snapshot isolation transaction failed in database 'shop' because the object accessed by the statement "
+               "has "
                "been modified by a DDL statement in another concurrent transaction.", "deadlock"),
     (1222, 16, "Lock request time out period exceeded.", "locked"),
     (208, 16, "Invalid object name 'dbo.orders'.", "missing"),
@@ -164,14 +167,16 @@ MESSAGES = [
     (230, 14, "The SELECT permission was denied on the column 'body' of the object 'orders'.", "denied"),
     (262, 14, "CREATE TABLE permission denied in database 'shop'.", "denied"),
     (297, 16, "The user does not have permission to perform this action.", "denied"),
-    (916, 14, 'The server principal "app" is not able to access the database "shop" under the current security context.',
+    (916, 14, 'The server principal "app" is not able to access the database "shop" under the current security '
+              'context.',
      "connection"),
     (4060, 11, 'Cannot open database "shop" requested by the login. The login failed.', "connection"),
     (18456, 14, "Login failed for user 'app'.", "connection"),
     (596, 21, "Cannot continue the execution because the session is in the kill state.", "connection"),
     (6005, 14, "SHUTDOWN is in progress.", "connection"),
     (3906, 16, 'Failed to update database "shop" because the database is read-only.', "connection"),
-    (976, 14, "The target database, 'shop', is participating in an availability group and is currently not accessible for "
+    (976, 14, "The target database, 'shop', is participating in an availability group and is currently not accessible "
+              "for "
               "queries.", "connection"),
     (983, 14, "Unable to access availability database 'shop' because the database replica is not in the PRIMARY or "
               "SECONDARY role.", "connection"),
@@ -179,11 +184,15 @@ MESSAGES = [
      "connection"),
     (701, 17, "There is insufficient system memory in resource pool 'default' to run this query.", "exhausted"),
     (802, 17, "There is insufficient memory available in the buffer pool.", "exhausted"),
-    (8645, 17, "A timeout occurred while waiting for memory resources to execute the query in resource pool 'default' (2). "
+    (8645, 17, "A timeout occurred while waiting for memory resources to execute the query in resource pool 'default' "
+               "(2). "
                "Rerun the query.", "exhausted"),
-    (1204, 19, "The instance of the SQL Server Database Engine cannot obtain a LOCK resource at this time.", "exhausted"),
-    (1101, 17, "Could not allocate a new page for database 'shop' because the 'PRIMARY' filegroup is full.", "exhausted"),
-    (1105, 17, "Could not allocate space for object 'dbo.orders' in database 'shop' because the 'PRIMARY' filegroup is full.",
+    (1204, 19, "The instance of the SQL Server Database Engine cannot obtain a LOCK resource at this "
+               "time.", "exhausted"),
+    (1101, 17, "Could not allocate a new page for database 'shop' because the 'PRIMARY' filegroup is "
+               "full.", "exhausted"),
+    (1105, 17, "Could not allocate space for object 'dbo.orders' in database 'shop' because the 'PRIMARY' filegroup is "
+               "full.",
      "exhausted"),
     (9002, 17, "The transaction log for database 'shop' is full due to 'LOG_BACKUP'.", "exhausted"),
     (40544, 17, "The database 'shop' has reached its size quota. Partition or delete data.", "exhausted"),
@@ -196,10 +205,12 @@ MESSAGES = [
     (10928, 20, "Resource ID: 1. The request limit for the database is 90 and has been reached.", "connection"),
     (10929, 20, "Resource ID: 1. However, the server is currently too busy to support requests greater than 0.",
      "connection"),
-    (2627, 14, "Violation of PRIMARY KEY constraint 'PK'. Cannot insert duplicate key in object 'dbo.orders'.", "other"),
+    (2627, 14, "Violation of PRIMARY KEY constraint 'PK'. Cannot insert duplicate key in object "
+               "'dbo.orders'.", "other"),
     (515, 16, "Cannot insert the value NULL into column 'Recoverable', table 'dbo.orders'.", "other"),
     (102, 15, "Incorrect syntax near 'WITH'.", "other"),
-    (650, 16, "You can only specify the READPAST lock in the READ COMMITTED or REPEATABLE READ isolation levels.", "other"),
+    (650, 16, "You can only specify the READPAST lock in the READ COMMITTED or REPEATABLE READ isolation "
+              "levels.", "other"),
     (50000, 16, "A trigger of the user's own says no.", "other"),
 ]  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""What is found by its key: also in a session that was there while the table was all but empty, and keeps its plan of then.
+"""What is found by its key: also in a session that was there while the table was all but empty, and keeps its plan of
+then.
 
-For a table of a page the plan for any parameters reads all of it, as the ones for these do, and the server goes on with it,
-whatever the table grows to, until an ANALYZE comes by.
+For a table of a page the plan for any parameters reads all of it, as the ones for these do, and the server goes on with
+it, whatever the table grows to, until an ANALYZE comes by.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from django.utils import timezone
 from queueapp.contrib.tasks.models import Result
 from queueapp.journal.append import journal_of
 from queueapp.models import DelayedMessage, MessageKey
-from queueapp.models.deferred_ack import DeferredAck
 from queueapp.models.journal import JournalEntry
+from queueapp.models.message_key import DeferredAck
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.acks import FENCED, NO_LIMITS, LeaseHolder
 from queueapp.sql.claims import SEQ, SeqRange

@@ -1,4 +1,5 @@
-"""When the planner is kept from sorting: only while it would, for which a statement's plan is looked at now and then."""
+"""When the planner is kept from sorting: only while it would, for which a statement's plan is looked at now and
+then."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def test_what_is_found_by_its_key_may_sort_what_it_found() -> None:
 def test_of_a_small_table_any_plan_is_a_good_one_until_it_has_grown(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    """Seen: each claim from a queue that was all but empty took a fifth longer, for a minute after one that was slow."""
+    """Seen: each claim from a queue that was all but empty took a fifth longer, for a minute after one that was
+    slow."""
     monkeypatch.setattr(plan_guard, "SMALL", SMALL)
     Transactional.send_many(range(3))
     order = PlanGuard()
@@ -181,7 +183,8 @@ def test_what_has_sorted_is_kept_from_it_until_it_has_not_for_a_while(
 def test_a_plan_that_is_kept_and_reads_the_whole_table_is_found_though_it_does_not_sort(
     numbers: tuple[int, ...],
 ) -> None:
-    """It was made while the table had few pages, and is kept whatever comes. For smaller numbers the session keeps others."""
+    """It was made while the table had few pages, and is kept whatever comes. For smaller numbers the session keeps
+    others."""
     sql = f'SELECT seq FROM "{Transactional._meta.db_table}" WHERE seq >= %s LIMIT 1'
     Transactional.send_many(range(5_000))
     connection.cursor().execute(f'ANALYZE "{Transactional._meta.db_table}"')

@@ -1,4 +1,5 @@
-"""A claim by lease of a plain queue is packed by hand; it is what the long way gives, whatever goes wrong on the way."""
+"""A claim by lease of a plain queue is packed by hand; it is what the long way gives, whatever goes wrong on the
+way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a session is left in, as each driver knows it; SQL Server's drivers against a server that speaks just enough of TDS."""
+"""What a session is left in, as each driver knows it; SQL Server's drivers against a server that speaks just enough of
+TDS."""
 
 from __future__ import annotations
 

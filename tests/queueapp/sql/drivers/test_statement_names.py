@@ -1,5 +1,5 @@
-"""Prepared statements are named by content, and given up where a name is not what it was: no statement runs in another's
-place, and none runs twice."""
+"""Prepared statements are named by content, and given up where a name is not what it was: no statement runs in
+another's place, and none runs twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def insert(queue: Any, connection: Any, **options: Any) -> None:
     queue_sql(queue, connection).inserts.insert(connection, outgoing(**options))
 
 
-#: Without an option, and with one: two statements. Both are packed, but for the first one of a transaction (a cursor's).
+#: Without an option, and with one: two statements. Both are packed, but for the first one of a transaction (a
+#: cursor's).
 WAYS: list[dict[str, Any]] = [{}, {"correlation_id": "c"}]
 
 

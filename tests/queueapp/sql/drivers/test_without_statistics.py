@@ -74,7 +74,8 @@ def test_a_range_with_an_end_ends_there(run: Callable[[list[SeqRange]], Any]) ->
 
 
 def test_looking_for_the_end_of_what_nobody_here_takes_reads_what_it_returns() -> None:
-    # So many that a sort of all of them costs more than a walk over what is asked for, whatever is believed of the order.
+    # So many that a sort of all of them costs more than a walk over what is asked for, whatever is believed of the
+    # order.
     sql, many = fill(Leased, 15 * MESSAGES), 150 * FEW
     seqs = list(Leased.objects.order_by("seq").values_list("seq", flat=True)[:6])
 

@@ -1,4 +1,5 @@
-"""Every statement of NServiceBus' transports runs on tables that our migrations made, and means there what it means on theirs."""
+"""Every statement of NServiceBus' transports runs on tables that our migrations made, and means there what it means on
+theirs."""
 
 from __future__ import annotations
 

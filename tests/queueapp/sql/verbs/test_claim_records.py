@@ -290,7 +290,10 @@ def test_a_record_that_is_being_filled_in_is_not_taken_for_dead(server: Server) 
     fill(9, server.alias)
     Claimer(server.alias).claim(0, 5)
     looked = "coalesce((SELECT permits FROM held), 0)"
-    pause = "coalesce((SELECT permits FROM held, LATERAL (SELECT pg_advisory_xact_lock_shared(4711 + permits * 0)) AS p), 0)"
+    pause = (
+        "coalesce((SELECT permits FROM held, LATERAL (SELECT pg_advisory_xact_lock_shared(4711 + permits * 0)) AS "
+        "p), 0)"
+    )
     permits, old = f"(queue, permits) SELECT {QUEUE}, ", "clock_timestamp() - interval '6 s'"
     aged = f"(queue, made_at, permits) SELECT {QUEUE}, {old}, "
     with Paused(server.alias, {"_recorded": (looked, pause), "_reserving": (permits, aged)}) as filling:
@@ -342,7 +345,7 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
         pytest.skip("statistics of PostgreSQL")
     fill(400, server.alias)
     connection, one = connections[server.alias], Claimer(server.alias)
-    connection.close()  # and with it the plans that were made of a table with a page, which read all of it, and no index
+    connection.close()  # and with it the plans that were made of a table with a page, which read all of it, and no index  # noqa: E501
     connection.cursor().execute("SET enable_seqscan = off")
     sql: Any = queue_sql(Capped, connection)
 
@@ -377,7 +380,8 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
 
 @only_on_postgresql
 def test_places_are_taken_without_reading_all_records(server: Server) -> None:
-    """A plan is kept: one that was made while the table had a page read all of it for as long, however many pages it had by then."""
+    """A plan is kept: one that was made while the table had a page read all of it for as long, however many pages it
+    had by then."""
     connection, one = connections[server.alias], Claimer(server.alias)
     one.claim(0, 5)
 

@@ -1,4 +1,5 @@
-"""Copies for consumers: put in by a send that asks in passing who subscribes, and in the place of a message that named nobody."""
+"""Copies for consumers: put in by a send that asks in passing who subscribes, and in the place of a message that named
+nobody."""
 
 from __future__ import annotations
 

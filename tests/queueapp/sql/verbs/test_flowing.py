@@ -27,7 +27,8 @@ def fill(queue: Any, count: int, alias: str) -> None:
 
 @pytest.mark.parametrize("queue", [Capped, CappedUrgent])
 def test_max_backlog_is_never_exceeded_by_16_claimers(server: Server, queue: Any) -> None:
-    """Sixteen connections claim and ack as fast as they can; what is out is looked at in between, in one snapshot each."""
+    """Sixteen connections claim and ack as fast as they can; what is out is looked at in between, in one snapshot
+    each."""
     fill(queue, 400, server.alias)
     cap, seen, handled, lock = 7, [0], [0], threading.Lock()
     done = threading.Event()

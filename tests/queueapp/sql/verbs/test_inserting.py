@@ -1,4 +1,5 @@
-"""Putting messages in, one by one and in bulk: what is sent is what is stored, in order, in the caller's transaction."""
+"""Putting messages in, one by one and in bulk: what is sent is what is stored, in order, in the caller's
+transaction."""
 
 from __future__ import annotations
 

@@ -35,9 +35,18 @@ def test_delayed_message_is_stored_whole(server: Server) -> None:
     before = server.backend.now(server.connection)
 
     number = delay(
-        server, 60_000, id=identity, body=b"\0\xff", headers='{"é": "🚀"}', expires_ms=30_000, recipient="me", priority=2,
-        correlation_id="c", reply_to_address="r", is_barrier=True,
-    )  # fmt: skip
+        server,
+        60_000,
+        id=identity,
+        body=b"\0\xff",
+        headers='{"é": "🚀"}',
+        expires_ms=30_000,
+        recipient="me",
+        priority=2,
+        correlation_id="c",
+        reply_to_address="r",
+        is_barrier=True,
+    )
 
     row = stored(server, number)
     assert (row.message_id, row.destination, row.headers, row.body) == (identity, LABEL, '{"é": "🚀"}', b"\0\xff")
@@ -163,10 +172,19 @@ def test_keys_that_are_deleted_are_counted(server: Server) -> None:
 def test_due_messages_move_into_their_queue_in_due_order(server: Server) -> None:
     now = server.backend.now(server.connection)
     late, early = (
-        delay(server, now - timedelta(seconds=n), body=f"{n}".encode(), expires_ms=3_600_000, recipient="me", priority=1,
-              correlation_id="c", reply_to_address="r", is_barrier=True)
+        delay(
+            server,
+            now - timedelta(seconds=n),
+            body=f"{n}".encode(),
+            expires_ms=3_600_000,
+            recipient="me",
+            priority=1,
+            correlation_id="c",
+            reply_to_address="r",
+            is_barrier=True,
+        )
         for n in (5, 50)
-    )  # fmt: skip
+    )
     rows = {number: stored(server, number) for number in (late, early)}
 
     assert server.sql(AddressedUrgent).inserts.insert_from(server.connection, DELAYED, [late, early]) == 2
@@ -197,9 +215,17 @@ def test_move_is_undone_with_the_callers_transaction(server: Server) -> None:
 @pytest.mark.parametrize(("reset", "counts"), [(False, (4, 1, "[1]")), (True, (0, 0, None))])
 def test_poison_goes_back_with_or_without_its_counts(server: Server, reset: bool, counts: tuple[Any, ...]) -> None:
     poison = PoisonMessage.objects.using(server.alias).create(
-        message_id=uuid.uuid4(), queue=LABEL, reason="because", headers='{"a": "b"}', body=b"x", deliveries=4, cancels=1,
-        failures="[1]", recipient="", priority=0,
-    )  # fmt: skip
+        message_id=uuid.uuid4(),
+        queue=LABEL,
+        reason="because",
+        headers='{"a": "b"}',
+        body=b"x",
+        deliveries=4,
+        cancels=1,
+        failures="[1]",
+        recipient="",
+        priority=0,
+    )
 
     sql = server.sql(Leased)
     assert (

@@ -400,11 +400,25 @@ def leaves_another_alias_in_a_block() -> None:
 
 
 RUDE = [
-    closes, closes_and_opens_another, takes_the_session_away, puts_another_in_its_place, removes_it, turns_autocommit_off,
-    says_that_autocommit_is_off, enters_and_never_leaves, asks_for_a_rollback, leaves_a_hook, leaves_a_savepoint,
-    begins_by_itself, begins_with_the_driver, fails_with_the_driver, turns_the_drivers_autocommit_off, leaves_a_pipeline,
-    leaves_a_block_of_the_driver, leaves_another_alias_in_a_block,
-]  # fmt: skip
+    closes,
+    closes_and_opens_another,
+    takes_the_session_away,
+    puts_another_in_its_place,
+    removes_it,
+    turns_autocommit_off,
+    says_that_autocommit_is_off,
+    enters_and_never_leaves,
+    asks_for_a_rollback,
+    leaves_a_hook,
+    leaves_a_savepoint,
+    begins_by_itself,
+    begins_with_the_driver,
+    fails_with_the_driver,
+    turns_the_drivers_autocommit_off,
+    leaves_a_pipeline,
+    leaves_a_block_of_the_driver,
+    leaves_another_alias_in_a_block,
+]
 
 
 @pytest.fixture
@@ -575,10 +589,19 @@ def test_each_body_is_read_by_what_its_own_message_says(queue: Any) -> None:
     consumer(queue, name="other", attempts=1)(_typed(Other, got))
     note, other, raw = headers_of(HeaderNote), headers_of(Other), headers_of(HeaderNote, "application/octet-stream")
     put(
-        queue, (note, b'{"number":1}'), (note, b'\xef\xbb\xbf{"number":2}'), (note, None), (note, b""), (note, b"null"),
-        (other, b'{"number":3}'), (note, b'{"number":4}'), (raw, b'{"number":7}'), (note, b'{"number":"5"}'), ("{", b""),
+        queue,
+        (note, b'{"number":1}'),
+        (note, b'\xef\xbb\xbf{"number":2}'),
+        (note, None),
+        (note, b""),
+        (note, b"null"),
+        (other, b'{"number":3}'),
+        (note, b'{"number":4}'),
+        (raw, b'{"number":7}'),
+        (note, b'{"number":"5"}'),
+        ("{", b""),
         (note, b'{"number":6}'),
-    )  # fmt: skip
+    )
 
     SingleReceiver(queue).receive(20)
 

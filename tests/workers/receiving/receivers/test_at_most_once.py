@@ -1,4 +1,5 @@
-"""AT_MOST_ONCE: what was claimed is gone, so what is not handled has to be kept, whole, and the others are handled all the same."""
+"""AT_MOST_ONCE: what was claimed is gone, so what is not handled has to be kept, whole, and the others are handled all
+the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TRANSACTIONAL: streaks of messages, claims beside a rollback, and deliveries that are committed while crashes are tracked."""
+"""TRANSACTIONAL: streaks of messages, claims beside a rollback, and deliveries that are committed while crashes are
+tracked."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         return follow(self, *arguments)
 
     monkeypatch.setattr(OpeningQuery, "follow", counted)
-    # On a busy machine the plan of a slow claim is looked at; one that sorts, of a table just emptied, follows no commit.
+    # On a busy machine the plan of a slow claim is looked at; one that sorts, of a table just emptied, follows no
+    # commit.
     monkeypatch.setattr(plan_guard, "SLOW", 60.0)
     return taken
 

@@ -254,7 +254,7 @@ def test_a_chain_with_a_group_is_a_chord(app: Celery, body: Any, sent: Any, alia
     assert CeleryGroup.objects.using(alias).get().size == 2
 
 
-# -- expiry ----------------------------------------------------------------------------------------------------------------
+# -- expiry ------------------------------------------------------------------------------------------------------------
 
 
 def _past() -> Any:
