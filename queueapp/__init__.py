@@ -1,7 +1,7 @@
 """Message queues that live in the application's own SQL database, for Django.
 
-A queue is a table: sending is an INSERT in the caller's transaction, receiving takes the lowest row that nobody else
-has locked. The names below are the public API; importing this package needs no optional dependency and no database.
+A queue is a table: a send is an INSERT in the caller's transaction, a receive takes the lowest row that is not locked.
+The names below are the public API; importing this package needs no optional dependency and no database.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _ROWS_READ = 100
 _OF_ONE_QUEUE = (ErrorKind.MISSING, ErrorKind.DENIED)
 _THE_TARGETS = (*PASSING, *_OF_ONE_QUEUE)
 
-#: Around waiting for the target: tells who waits for it.
+#: A context manager around waiting for the target; it records which process waits.
 Waiting = Callable[[Any], AbstractContextManager[Any]]
 
 

@@ -3,13 +3,16 @@
 The scheduler peeks and decides how many receivers are worth calling; it never runs a handler. A receiver claims,
 handles and ends its own batches on its own thread and connection (``receiver_pool``, ``receivers``).
 
-    asleep     --a wake-up, or the peek delay is over--> peeking peeking    --nothing--> asleep --fewer messages than
-workers, not this worker's turn--> peeking again some milliseconds later --n messages--> calls as many receivers as they
-are worth, each for its share --> asleep a receiver --a full claim--> continues; while it handles, the pump peeks for
-more (GROW_WAIT) --its share was there--> idle; the pump peeks at once --a claim that was not full--> idle; the pump
-peeks once more soon, for what a throttled wake-up did not announce, and sooner (GROW_WAIT) where another claim had
-given way to it --an empty claim--> idle; the pump peeks again after a wait that doubles from EMPTY_WAIT to the peek
-delay
+    asleep     --a wake-up, or the peek delay is over--> peeking
+    peeking    --nothing--> asleep
+               --fewer messages than workers, not this worker's turn--> peeking again some milliseconds later
+               --n messages--> calls as many receivers as they are worth, each for its share --> asleep
+    a receiver --a full claim--> continues; while it handles, the pump peeks for more (GROW_WAIT)
+               --its share was there--> idle; the pump peeks at once
+               --a claim that was not full--> idle; the pump peeks once more soon, for what a throttled wake-up did
+                 not announce, and sooner (GROW_WAIT) where another claim had given way to it
+               --an empty claim--> idle; the pump peeks again after a wait that doubles from EMPTY_WAIT to the
+                 peek delay
 
 What a peek found is a hint: a message may be gone, or leased to another worker, when it is claimed. So a wake-up always
 calls a receiver while one is idle, and the wait of a new message does not depend on the handlers of others; and an
@@ -18,8 +21,7 @@ empty claim never leads to the next one at once. A single worker needs no peek t
 Many workers on a small backlog divide it without communicating: all of them find the same messages, each knows its rank
 among the live workers of the queue (from the heartbeat), and the first message's seq says which of them comes first, so
 that their shares add up. Eight workers on 5 to 34 messages: 1 % of the claims are in vain; when each took all of it for
-its own, 32 %.
-"""
+its own, 32 %."""
 
 from __future__ import annotations
 

@@ -1,24 +1,25 @@
-"""Poison-pill isolation: a message that may have killed a process is handled away from others. The message itself says
-so (``failures.limits.suspicion``).
+"""Poison-pill isolation: a message that may have ended a process is handled away from others. The message itself says
+so (``failures.limits.suspicion_level``).
 
-When a process dies, each message that it had in flight is counted, and most of those are innocent. If a killer strikes
-again with the same neighbours, they are counted with it until all of them are poison together. So each time the next
-death is to be counted against fewer, and everything else goes on at full speed:
+When a process dies, each message that it had in flight is counted, and most of those are harmless. If one of them ends
+a process again with the same neighbours, they are counted with it until all of them are poison together. So each
+further death is counted against fewer messages, and everything else continues at full speed:
 
-    0  no process died of it           leased in batches as large as handlers allow 1  it was one of many
-all that a whole tree had leased is counted by its unacknowledged deliveries. At most ``SMALL_BATCH`` of them are leased
-at once: the next death leaves few that were lost twice 2  it was one of few               in flight in a process that
-died, as its supervisor recorded, or lost among ``SMALL_BATCH``. It is handled by itself in its process; one that no
-supervisor recorded is leased by itself too
+    0  no process died of it    leased in batches as large as handlers allow
+    1  it was one of many       all that a whole tree had leased is counted by its unacknowledged deliveries. At most
+                                ``SMALL_BATCH`` of them are leased at once: the next death leaves few that were lost
+                                twice
+    2  it was one of few        in flight in a process that died, as its supervisor recorded, or lost among
+                                ``SMALL_BATCH``. It is handled by itself in its process; one that no supervisor
+                                recorded is leased by itself too
 
 A TRANSACTIONAL message that is rolled back with its whole tree leaves no trace: while its queue tracks crashes (the
 heartbeat decides) its deliveries are committed as leases, and then it does.
 
-A process that has just started knows nothing yet, and killers strike just then: what its other queues have leased at
-that moment, to find out what it is, would be counted each time. So the first message of each queue is leased by itself,
-until it is known.
+A process that has just started knows nothing yet, and may die at once: what its other queues have leased at that
+moment would be counted each time. So the first message of each queue is leased by itself, until it is known.
 
-No receiver waits longer than ``MAX_WAIT``, and none for a suspected message whose handler takes longer: this decides
+No receiver waits longer than ``MAX_WAIT``, and none for a quarantined message whose handler takes longer: this decides
 which message is counted, and is no matter of safety. While there is none, it costs each message a look at ``wanted``.
 """
 
@@ -101,7 +102,7 @@ class Quarantine:
     @contextmanager
     def leasing_alone(self, stopping: threading.Event) -> Iterator[LeaseLock | None]:
         """From before the claim to the end: a message that waited in its batch for its turn would be counted with the
-        killer that had it. Waits no longer than ``MAX_WAIT``. None: the process stops."""
+        message that ended the process. Waits no longer than ``MAX_WAIT``. None: the process stops."""
         deadline = monotonic() + MAX_WAIT
         lock = LeaseLock(self._leasing)
         while not stopping.is_set() and not lock.take(0.1) and monotonic() < deadline:

@@ -240,15 +240,13 @@ class ProcessAgent(Service):
             queues.append(BrokerQueue)  # the URL names this database, even if a router names another
         forwarders = [Forwarder(alias, target, holder) for target in sorted(delayed.addresses(alias))]
         movers = [DelayedDispatcher(alias, holder), *forwarders]
-        housekeeping = Maintenance(
-            alias, queues, Elector(alias, role_name("maintenance"), holder), MAINTENANCE_INTERVAL
-        )
+        maintenance = Maintenance(alias, queues, Elector(alias, role_name("maintenance"), holder), MAINTENANCE_INTERVAL)
         breakers: dict[str, list[Breaker]] = {
             DISPATCHER: [breaker for mover in movers for breaker in mover.breakers],
-            MAINTENANCE: [housekeeping.breaker],
+            MAINTENANCE: [maintenance.breaker],
         }
         self._delayed_services = [*movers]
-        return [*movers, housekeeping, ServiceHeartbeat(alias, breakers, self._supervisor)]
+        return [*movers, maintenance, ServiceHeartbeat(alias, breakers, self._supervisor)]
 
     def _on_notification(self, payload: str) -> None:
         if payload == BrokerQueue._meta.label:

@@ -2,10 +2,13 @@
 file in which every start of a handler is written down.
 
 duplicates      of an AT_LEAST_ONCE message: something must have happened to the worker that began first, between the
-start of its handler and its ack poison          that a message has not earned: each failed attempt must be one that a
-strike can cause rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
+                start of
+                its handler and its ack
+poison          that a message has not earned: each failed attempt must be one that a strike can cause
+rude ones       of an AT_MOST_ONCE queue that left an effect and are not poison: struck between the two
 early ones      tasks of Celery that ack before they begin: run twice though their main process and its session came to
-no harm restless ones   whose handlers were started so often that nobody can have counted
+                no harm
+restless ones   whose handlers were started so often that nobody can have counted
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Producers of the seeded run: `python -m tests.crash.workload.producers KIND SEED`, until SIGTERM.
 
-    single    one message per transaction, beside its business row (the ledger's); some are rolled back on purpose bulk
-a few hundred by the bulk path, with their rows, in one transaction delayed   messages that are due in a while celery
-tasks of Celery, in a transaction with their rows rude      messages whose handlers leave behind what no handler should
-(``rudeness``): those that `CRASH_RUDE` names, with innocent ones beside them that would feel it
+    single    one message per transaction, beside its business row (the ledger's); some are rolled back on purpose
+    bulk      a few hundred by the bulk path, with their rows, in one transaction
+    delayed   messages that are due in a while
+    celery    tasks of Celery, in a transaction with their rows
+    rude      messages whose handlers leave behind what no handler should (``rudeness``): those that `CRASH_RUDE` names,
+              with
+              innocent ones beside them that would feel it
 
 A producer that loses its connection does not know whether its last transaction was committed. It does not have to: row
 and message were one transaction, so they are both there or both not. It goes on with the next one.

@@ -432,7 +432,7 @@ class AtLeastOnceReceiver(Receiver):
     def _handle_with_others(self, batch: LeasedBatch, row: Claimed, failures: list[Failed], skipped: list[int]) -> bool:
         """Handle a message together with others of its batch in one call; return whether it did."""
         if self._was_quarantined:
-            self._ack_early(batch)  # the next one may be the killer
+            self._ack_early(batch)  # the next one may end the process
         route = self.batches.route_of(row)
         self._was_quarantined = route is not None and self.batches.is_quarantined(row, leased=True)
         others = [] if route is None or self._was_quarantined else self._take_along(batch, route, row)

@@ -348,8 +348,8 @@ class Receiver:
 
     def begin(self, seq: int, quarantined: bool) -> None:
         """A message is in flight until ``end``: what reads it (a codec, a class of the user's) may end the process as
-        well as its handler may. Waits for its turn first: one that waited in flight would be counted with the killer
-        that had it."""
+        well as its handler may. Waits for its turn first: one that waited in flight would be counted with the
+        message that ended the process."""
         quarantine = self._quarantine
         self.inside = True
         if quarantined or quarantine.wanted:
