@@ -214,10 +214,10 @@ class DelayedStoreConformance:
         first = timezone.now() + _HOUR
         for due in (first + _HOUR, first, first + 2 * _HOUR):
             self.store.store(self.message(due=due))
-        due = self.store.next()
-        assert due is not None
-        assert due.tzinfo is not None, "next() must return an aware time"
-        assert abs(due - first) < _A_MOMENT
+        earliest = self.store.next()
+        assert earliest is not None
+        assert earliest.tzinfo is not None, "next() must return an aware time"
+        assert abs(earliest - first) < _A_MOMENT
 
     # -- ending --------------------------------------------------------------------------------------------------
 

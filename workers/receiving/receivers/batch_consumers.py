@@ -80,8 +80,8 @@ class BatchCaller:
             return None
 
     def is_quarantined(self, row: Claimed, *, leased: bool) -> bool:
-        """Whether it was lost with a process: then it is handled by itself, so that a further death is counted against the
-        message that causes it."""
+        """Whether it was lost with a process: then it is handled by itself, so that a further death is counted against
+        the message that causes it."""
         if row[DELIVERIES] - leased <= 0:
             return False
         keeps_counts = self._receiver.keeps_counts
