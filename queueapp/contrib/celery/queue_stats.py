@@ -84,10 +84,10 @@ def _read(alias: str) -> list[QueueStats]:
 
 def _head(rows: Any) -> tuple[Any, bool]:
     """The first ``LIMIT`` rows, and whether these are all."""
-    rows = nonblocking(rows).order_by("pk")
-    end = rows.values_list("pk", flat=True)[LIMIT : LIMIT + 1]
-    first = next(iter(end), None)
-    return (rows if first is None else rows.filter(pk__lt=first)).order_by(), first is None
+    rows = nonblocking(rows)
+    head = rows.order_by("pk").values("pk")
+    exact = not head[LIMIT : LIMIT + 1].exists()
+    return rows.filter(pk__in=head[:LIMIT]), exact
 
 
 def _workers(alias: str) -> Counter[str]:
