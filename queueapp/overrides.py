@@ -1,7 +1,8 @@
 """Options of a queue that an operator sets without a deploy, and the values that are in effect in this process.
 
-    operations.control --row of QueueControl--> heartbeat of each worker (``load``), every second --> other processes:
-one query per database, if their values are older than ``MAX_AGE``
+    operations.control --row of QueueControl--> heartbeat of each worker (``load``), every second
+                                            --> other processes: one query per database, if their values are older than
+                                                ``MAX_AGE``
 
 Claims and ``receive()`` ask here each time; senders do not. One query reads the overrides of all queues of a database,
 so a queue without overrides costs no query of its own. ``sql`` asks here as well, so this module imports no model.

@@ -19,9 +19,8 @@ OWN: tuple[Option, ...] = (
            "How long more messages are waited for before a batch that is not full is taken; None: not at all.",
            timedelta(milliseconds=1), timedelta(seconds=30), True, True),
     Option("concurrency", int, None,
-           "Handlers of it that run at once in a worker process, at most; None: as many as the process has receivers. For "
-           "queues with "
-           "`recipients`.", 1, MAX_CONCURRENCY, True),
+           "Handlers of it that run at once in a worker process, at most; None: as many as the process has receivers. "
+           "For queues with `recipients`.", 1, MAX_CONCURRENCY, True),
 )  # fmt: skip
 
 OPTIONS = (*RECOVERABILITY, *OWN)

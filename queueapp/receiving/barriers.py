@@ -1,10 +1,12 @@
 """Barriers: messages that wait for all messages before them, hold back all behind them, and go to every subscriber at
 once.
 
-    waiting  --a row before it exists, in any state--> waiting --none exists, and the filter of a live subscriber
-matches--> released: one delivery for each such subscriber, and the barrier is deleted, in one transaction. Then the
-next barrier is checked: two may be adjacent --none exists, and no subscriber is alive--> waiting released --its
-subscriber takes the delivery--> deleted, then handled: at most once
+    waiting  --a row before it exists, in any state--> waiting
+             --none exists, and the filter of a live subscriber matches--> released: one delivery for each such
+                 subscriber,
+               and the barrier is deleted, in one transaction. Then the next barrier is checked: two may be adjacent
+             --none exists, and no subscriber is alive--> waiting
+    released --its subscriber takes the delivery--> deleted, then handled: at most once
 
 Workers release barriers after their acks and at each peek, as do maintenance and ``Queue.receive()``. One process at a
 time releases, the others skip. A row before a barrier counts while it is leased, locked, deleted by a transaction that

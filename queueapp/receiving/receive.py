@@ -1,7 +1,7 @@
 """``Queue.receive()``: receiving without a worker, for scripts, pipelines and tests.
 
 Workers and scripts use the same statements and the same three semantics. A script ends each message in one of three
-ways (ack, cancel, expire); a message that it does not end is returned to the queue when the block is remaining. A
+ways (ack, cancel, expire); a message that it does not end is returned to the queue when the block exits. A
 terminal write that changes no row raises LeaseLost, so that a stale lease never ends a message; where ``leasing`` lets
 other clients end it as well, that is no error. A message that reaches a limit of its queue (``max_deliveries``,
 ``max_cancels``) when it is returned expires instead, in the same transaction; one that reached ``max_deliveries``
@@ -208,7 +208,7 @@ class Receive(Sequence[Message]):
                 handed_out = self._batch.drop_at_limit(got)
                 rows.extend(handed_out)
                 if len(handed_out) == len(got):
-                    break  # else the expired ones have remaining space for others
+                    break  # else the expired ones have space left for others
 
         for ranges in scans:
             take(ranges)

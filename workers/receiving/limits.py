@@ -10,10 +10,12 @@ well what was shared out to it and not claimed yet.
 one handler at a time, so receivers are counted. One takes a permit of the consumer before a claim that may bring
 messages of it, since what is claimed is in flight:
 
-    (none) --before a claim, a permit is free--> taken --the claim brought none of its messages--> (none) --none is
-free--> (none): the claim leaves the consumer's messages in the queue, and takes those of the others taken  --none of
-its messages waits in the batch, and a handler of another consumer begins--> (none) --what waited was released--> (none)
---the receiver is done--> (none)
+    (none) --before a claim, a permit is free--> taken --the claim brought none of its messages--> (none)
+           --none is free--> (none): the claim leaves the consumer's messages in the queue, and takes those of the
+               others
+    taken  --none of its messages waits in the batch, and a handler of another consumer begins--> (none)
+           --what waited was released--> (none)
+           --the receiver is done--> (none)
 
 No receiver waits for a permit. When one is free that was refused before, the pump peeks again.
 """

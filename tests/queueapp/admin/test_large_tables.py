@@ -87,8 +87,8 @@ def assert_bounded(client: Client, address: str) -> Any:
             read = rows_read(sql)
             assert read <= MOST_ROWS_READ, (address, read, sql)
             assert "COUNT(" not in sql or "LIMIT" in sql, (address, sql)
-    # Two for each queue, of what the tables of all queues hold for it; five for all queues of Celery together. There are
-    # savepoints only in a test's transaction.
+    # Two for each queue, of what the tables of all queues hold for it; five for all queues of Celery together.
+    # There are savepoints only in a test's transaction.
     most = 31 + 2 * len(list(registry.queues))
     assert len([query for query in captured if "SAVEPOINT" not in query["sql"]]) <= most
     return response

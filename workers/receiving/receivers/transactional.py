@@ -66,9 +66,13 @@ class Streak:
     """Messages received one after another on one connection, each in a transaction of its own.
 
         CLAIMED --its handler returned, and the next may follow--> COMMIT and the next claim in one trip --> CLAIMED or
-    EMPTY --its handler returned--> COMMITTING --its handler raised--> undone in place, without releasing the row -->
-    DECIDED --no consumer here, stop, deadlock, or the session is lost--> ROLLED_BACK --in flight in this process-->
-    ELSEWHERE --several consumers subscribe--> FAN_OUT COMMITTING, DECIDED --the commit fails--> ROLLED_BACK
+                    EMPTY
+                --its handler returned--> COMMITTING
+                --its handler raised--> undone and locked again in one round trip --> DECIDED
+                --no consumer here, stop, deadlock, or the session is lost--> ROLLED_BACK
+                --in flight in this process--> ELSEWHERE
+                --several consumers subscribe--> FAN_OUT
+        COMMITTING, DECIDED --the commit fails--> ROLLED_BACK
 
     ``EMPTY`` and the last five end it.
     """

@@ -1,11 +1,14 @@
 """TRANSACTIONAL with a ``transaction_size``, or with consumers that take batches: many messages share one transaction,
 without savepoints.
 
-    shared  --all handlers returned, committed--> shared --a handler failed, the commit failed--> rolled back, no
-attempt is counted --> fallback --a claimed message has failed before--> rolled back before any handler has run -->
-fallback --another receiver of the process has a claimed message in flight--> rolled back, and claimed again without it
-fallback, of consumers that take one message: one by one, as many as were rolled back; only there is a failure judged
-fallback, of consumers that take batches: half as many, until the one that fails is single
+    shared  --all handlers returned, committed--> shared
+            --a handler failed, the commit failed--> rolled back, no attempt is counted --> fallback
+            --a claimed message has failed before--> rolled back before any handler has run --> fallback
+            --another receiver of the process has a claimed message in flight--> rolled back, and claimed again without
+                it
+    fallback, of consumers that take one message: one by one, as many as were rolled back; only there is a failure
+        judged
+    fallback, of consumers that take batches: half as many, until the one that fails is single
 
 Messages are claimed a stage at a time, of what the handlers do in about ``STAGE_SECONDS``: what is claimed cannot be
 released in part, so a handler that becomes slow ends the transaction with its stage. A process that dies has one
