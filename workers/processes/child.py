@@ -24,12 +24,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from queueapp.services.service import FunctionService, Service, stop_all
 
-from ..receiving.pump import QueuePump
 from .signals import Signals
+
+if TYPE_CHECKING:
+    # Django is set up after this module was imported, and models cannot be imported before.
+    from ..receiving.pump import QueuePump
 
 log = logging.getLogger("queueapp.workers")
 
