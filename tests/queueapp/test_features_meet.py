@@ -292,7 +292,7 @@ def test_extend_of_a_lapsed_lease_takes_no_place_that_was_given_away(alias: str,
     eventually(over.exists)
     with CappedUrgent.receive(1, using=alias) as other:
         assert [one.body["n"] for one in other] == [2]
-        assert CappedUrgent.extend(message.seq, HOUR, client=batch._held.lease, using=alias) == 0
+        assert CappedUrgent.extend(message.seq, HOUR, client=batch._batch.lease, using=alias) == 0
         leased = CappedUrgent.objects.using(alias).filter(lease_token__isnull=False, lease_expires__gte=Now())
         assert leased.count() == 1
 

@@ -129,7 +129,7 @@ def test_when_it_is_received_without_a_worker_should_be_found(urgent: Endpoint) 
     for expected in ([4, 2], [3, 0], [1], []):
         with Urgent.receive(2, using=urgent.alias) as batch:
             got = [message.body["number"] for message in batch]
-            for message in batch._started:
+            for message in batch:
                 message.ack()
         assert got == expected
         found += got

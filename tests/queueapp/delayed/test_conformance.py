@@ -48,7 +48,7 @@ class Uncounted(SqlDelayedStore):
     ("faulty", "test"),
     [
         (Unlocked, "test_what_is_fetched_is_locked_against_other_dispatchers"),
-        (TakesAnything, "test_what_was_removed_is_gone_and_that_is_told"),
+        (TakesAnything, "test_a_removed_message_is_gone_and_remove_returns_whether_it_was_there"),
         (Forgetful, "test_a_message_comes_back_whole"),
         (Uncounted, "test_a_failed_dispatch_is_counted"),
     ],

@@ -60,7 +60,10 @@ def test_figures_and_until_empty_count_what_others_keep_for_a_queue() -> None:
 
     DelayedMessage.objects.using(WAREHOUSE).all().delete()
     assert not until_empty.is_empty([Transactional])
-    assert until_empty.remaining([Transactional], purges=True).words == "testapp.Transactional: 2 delayed in 'default'"
+    assert (
+        until_empty.remaining([Transactional], runs_maintenance=True).words
+        == "testapp.Transactional: 2 delayed in 'default'"
+    )
     DelayedMessage.objects.all().delete()
     assert until_empty.is_empty([Transactional])
     assert until_empty.is_empty([AtMostOnce])

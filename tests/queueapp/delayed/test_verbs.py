@@ -140,7 +140,7 @@ def test_until_empty_waits_for_what_is_in_the_store(whole: Whole) -> None:
     sent = Leased.send({}, delay=HOUR)
 
     assert not is_empty([Leased])
-    left = remaining([Leased], purges=True)
+    left = remaining([Leased], runs_maintenance=True)
     assert (left.words, left.hopeless) == ("testapp.Leased: 1 delayed, in another store", False)
 
     delayed.cancel(sent)
@@ -151,7 +151,7 @@ def test_until_empty_does_not_end_while_the_store_is_away(whole: Whole) -> None:
     whole.faults = {"count": ConnectionError("away")}
 
     assert not is_empty([Leased])
-    left = remaining([Leased], purges=True)
+    left = remaining([Leased], runs_maintenance=True)
     assert "away" in left.words
     assert not left.hopeless
 

@@ -261,7 +261,7 @@ def test_max_deliveries_when_a_dead_subscribers_leases_are_released(
     dead = uuid.uuid4()
     Leased.objects.using(alias).filter(body=b'{"n":1}').update(deliveries=1)
     with Leased.receive(3, client=dead, using=alias) as batch:
-        batch._waiting.clear()  # as of a process that is gone
+        batch._messages.clear()  # as of a process that is gone
     Subscriber.objects.using(alias).create(
         pk=dead,
         queue=Leased._meta.label,
@@ -284,8 +284,8 @@ def test_max_deliveries_when_an_operator_releases_leases(alias: str, monkeypatch
     Leased.send_many([{"n": n} for n in range(2)], using=alias)
     Leased.objects.using(alias).filter(body=b'{"n":1}').update(deliveries=1)
     with Leased.receive(2, using=alias) as batch:
-        seqs = [message.seq for message in batch._waiting]
-        batch._waiting.clear()
+        seqs = [message.seq for message in batch]
+        batch._messages.clear()
     wants(monkeypatch, Leased, max_deliveries=2)
 
     assert control.release_leases(Leased, seqs, using=alias) == 2
