@@ -224,8 +224,8 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def _impatient(kind: str, time_to_trigger: timedelta, subject: str = "") -> Any:
-    return CircuitBreaker(kind, time_to_trigger, failing_wait=timedelta(milliseconds=1))
+def _impatient(name: str, time_to_trigger: timedelta, **facts: str) -> Any:
+    return CircuitBreaker(name, time_to_trigger, failing_wait=timedelta(milliseconds=1), **facts)
 
 
 def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(settings: Any) -> None:
