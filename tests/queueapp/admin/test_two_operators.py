@@ -167,7 +167,7 @@ def test_requeuepoison_says_of_what_another_operator_has_changed_that_it_changed
     theirs, ours = buried(2)
     with (
         somebody_else(lambda: requeue_poison.requeue(poison_archive.find([theirs]), to=Urgent)),
-        pytest.raises(CommandError, match=r"^1 of those chosen went elsewhere meanwhile \(see listpoison\)\.$"),
+        pytest.raises(CommandError, match=r"^1 selected message changed meanwhile \(see listpoison\)\.$"),
     ):
         call_command("requeuepoison", str(theirs), str(ours), stdout=StringIO())
     assert (Leased.objects.count(), Urgent.objects.count()) == (1, 1)

@@ -49,7 +49,7 @@ def test_barrier_that_was_not_taken_yet_is_waited_for(alias: str, monkeypatch: p
     assert barriers.release(Fenced, alias) == 1
 
     assert not is_empty([Fenced])
-    left = remaining([Fenced], purges=True)
+    left = remaining([Fenced], runs_maintenance=True)
     assert left.words == "testapp.Fenced: 1 barriers released and not yet taken by their workers"
     assert not left.hopeless
 

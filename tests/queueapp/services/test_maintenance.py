@@ -214,7 +214,7 @@ def test_what_nobody_takes_is_said_once_and_again_after_an_hour(
     assert said[0].startswith("1 delayed message in 'default' for 'gone.Queue' is overdue")
     assert "movedelayed" in said[0]
     assert said[1:] == [
-        "testapp.Addressed: 2 for recipient 'tests.gone', which no live worker has.",
+        "testapp.Addressed: 2 messages for recipient 'tests.gone', no consumer in a live worker.",
         "gone.⟨U+001B⟩[2J Queue: 1 poison messages, and no queue here has that name.",
     ]
     clock.now += 3599

@@ -85,7 +85,7 @@ def test_missing_index_is_made(inspected: Any) -> None:
 def test_index_that_is_not_what_its_name_says_is_made_anew(inspected: Any, claim: Rows) -> None:
     (found,) = inspected(AddressedUrgent, rest(AddressedUrgent), claim)
 
-    assert "is something else or out of use: every statement" in found.problem
+    assert "is another index or disabled: every statement" in found.problem
     drop, create = found.remedy.split("; ")
     assert drop.startswith(f"DROP INDEX [{CLAIM}] ON")
     assert create.startswith(f"CREATE INDEX [{CLAIM}] ON")

@@ -349,14 +349,14 @@ def test_assertions_say_what_there_was(kit: Kit) -> None:
             wrong()
     with pytest.raises(AssertionError, match=r"to be handled\. Outcomes: nothing"):
         kit.assert_handled(Leased)
-    with pytest.raises(AssertionError, match="is no consumer"):
+    with pytest.raises(AssertionError, match="is neither a consumer"):
         kit.assert_handled(len)
 
 
 def test_a_handler_that_sends_to_itself_for_ever_is_told(kit: Kit) -> None:
     register(Leased, lambda message: Leased.send(message))
     Leased.send({})
-    with pytest.raises(AssertionError, match="20 messages were handled and there are more"):
+    with pytest.raises(AssertionError, match="20 messages were handled and more are waiting"):
         kit.drain(limit=20)
 
 
