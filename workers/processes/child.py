@@ -31,7 +31,7 @@ from queueapp.services.service import FunctionService, Service, stop_all
 from .signals import Signals
 
 if TYPE_CHECKING:
-    # Django is set up after this module was imported, and models cannot be imported before.
+    # At run time nothing that imports models may be imported up here: `main` sets Django up after it.
     from ..receiving.pump import QueuePump
 
 log = logging.getLogger("queueapp.workers")
@@ -40,6 +40,8 @@ log = logging.getLogger("queueapp.workers")
 INTERRUPT_GRACE = 3.0
 #: Seconds after which a waiting main thread awakes at the latest.
 SLICE = 1.0
+#: Seconds between two lines of the statistics.
+STATS_INTERVAL = 60.0
 
 
 @dataclass
@@ -293,7 +295,7 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
 
     stats = StatsLog(pumps)
-    while not stages.wait(INTERVAL):
+    while not stages.wait(STATS_INTERVAL):
         stats.log_interval()
     for pump in pumps:
         pump.wake()
@@ -318,6 +320,38 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     if not clean:
         return STUCK
     return FAILED if stages.failed else 0
+
+
+class StatsLog:
+    """The work of these pumps since the last line."""
+
+    def __init__(self, pumps: Sequence[QueuePump]) -> None:
+        self._pumps = pumps
+        self._before = dict.fromkeys(pumps, (0, 0))
+
+    def log_interval(self) -> None:
+        """Log one line, at INFO."""
+        parts = []
+        for pump in self._pumps:
+            now = pump.stats.handled, pump.stats.failed
+            handled, failed = (new - old for new, old in zip(now, self._before[pump], strict=True))
+            self._before[pump] = now
+            part = f"{pump.queue._meta.label} {handled} handled" + (f", {failed} failed" if failed else "")
+            if state := "paused" if pump.paused else pump.health.degraded_text():
+                part += f" ({state})"
+            parts.append(part)
+        log.info("Worker %d, in %.0f s: %s.", os.getpid(), STATS_INTERVAL, "; ".join(parts))
+
+    def log_totals(self) -> None:
+        """Log the work of each pump since its start."""
+        for pump in self._pumps:
+            stats = pump.stats
+            log.info(
+                "%s: received %d, handled %d, failed %d, returned %d, lost leases %d, empty receives %d, peeks %d.",
+                pump.queue._meta.label, stats.received, stats.handled, stats.failed, stats.returned, stats.lost,
+                stats.empty, stats.peeks,
+                extra={"queue": pump.queue._meta.label},
+            )  # fmt: skip
 
 
 def _wait_for_healthy(pumps: Any, stages: ShutdownStages) -> None:
@@ -442,39 +476,3 @@ if __name__ == "__main__":
     logging.shutdown()
     # Threads that ignore the interruption (a handler in an endless C call) must not keep the process.
     os._exit(code)
-
-
-#: Seconds between two lines.
-INTERVAL = 60.0
-
-
-class StatsLog:
-    """The work of these pumps since the last line."""
-
-    def __init__(self, pumps: Sequence[QueuePump]) -> None:
-        self._pumps = pumps
-        self._before = dict.fromkeys(pumps, (0, 0))
-
-    def log_interval(self) -> None:
-        """Log one line, at INFO."""
-        parts = []
-        for pump in self._pumps:
-            now = pump.stats.handled, pump.stats.failed
-            handled, failed = (new - old for new, old in zip(now, self._before[pump], strict=True))
-            self._before[pump] = now
-            part = f"{pump.queue._meta.label} {handled} handled" + (f", {failed} failed" if failed else "")
-            if state := "paused" if pump.paused else pump.health.degraded_text():
-                part += f" ({state})"
-            parts.append(part)
-        log.info("Worker %d, in %.0f s: %s.", os.getpid(), INTERVAL, "; ".join(parts))
-
-    def log_totals(self) -> None:
-        """Log the work of each pump since its start."""
-        for pump in self._pumps:
-            stats = pump.stats
-            log.info(
-                "%s: received %d, handled %d, failed %d, returned %d, lost leases %d, empty receives %d, peeks %d.",
-                pump.queue._meta.label, stats.received, stats.handled, stats.failed, stats.returned, stats.lost,
-                stats.empty, stats.peeks,
-                extra={"queue": pump.queue._meta.label},
-            )  # fmt: skip

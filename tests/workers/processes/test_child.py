@@ -145,7 +145,7 @@ def test_a_process_that_is_told_to_stop_ends_well(
 def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert child.INTERVAL == 60
+    assert child.STATS_INTERVAL == 60
     monkeypatch.setattr(child, "INTERVAL", 0.3)
     caplog.set_level(logging.INFO)
 
