@@ -50,7 +50,7 @@ def test_barrier_that_was_not_taken_yet_is_waited_for(alias: str, monkeypatch: p
 
     assert not is_empty([Fenced])
     left = remaining([Fenced], runs_maintenance=True)
-    assert left.words == "testapp.Fenced: 1 barriers released and not yet taken by their workers"
+    assert left.words == "testapp.Fenced: 1 released barrier not yet taken by the workers"
     assert not left.hopeless
 
     assert barriers.take(alias, one) is not None

@@ -215,11 +215,11 @@ def test_what_nobody_takes_is_said_once_and_again_after_an_hour(
     assert "movedelayed" in said[0]
     assert said[1:] == [
         "testapp.Addressed: 2 messages for recipient 'tests.gone', no consumer in a live worker.",
-        "gone.⟨U+001B⟩[2J Queue: 1 poison messages, and no queue here has that name.",
+        "gone.⟨U+001B⟩[2J Queue: 1 poison message, no such queue in this project.",
     ]
     clock.now += 3599
     assert name() == []
     Addressed.send({}, recipient="tests.another", unknown_recipient=True)
-    assert name() == ["testapp.Addressed: 1 for recipient 'tests.another', which no live worker has."]
+    assert name() == ["testapp.Addressed: 1 message for recipient 'tests.another', no consumer in a live worker."]
     clock.now += 1
     assert name() == said
