@@ -57,7 +57,7 @@ def test_half_open_connections_are_found_out_by_both_ends(scene: Scene, proxy: P
 def test_a_server_that_acknowledges_and_never_answers_is_given_up(scene: Scene, proxy: Proxy) -> None:
     """No keepalive sees this one: every byte is acknowledged. So it is behind a load balancer whose server died."""
     tree = stalled_at_work(scene, proxy)
-    wait_until(lambda: "does not answer for 2 s" in tree.log_text(), "the worker gives its connections up")
+    wait_until(lambda: "has not answered for 2 s" in tree.log_text(), "the worker gives its connections up")
     for breaker in ("Peek", "Heartbeat", "Fetch of due messages"):
         wait_until(lambda it=breaker: f"{it} " in tree.log_text(), f"{breaker} fails")  # type: ignore[misc]
     assert scene.effects() == 1
@@ -86,7 +86,7 @@ def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_fail
     proxy.stall(to_server=False, to_client=True)
     wait_until(lambda: scene.effects("committed") == 1, "the commit has reached the server")
     wait_until(lambda: not Leased.objects.exists(), "the ack has reached the server")
-    wait_until(lambda: tree.log_text().count("does not answer for 2 s") >= 3, "the worker gives its connections up")
+    wait_until(lambda: tree.log_text().count("has not answered for 2 s") >= 3, "the worker gives its connections up")
     proxy.resume()
 
     verdict = scene.drained()

@@ -156,6 +156,6 @@ def test_processes_that_share_sessions_send_to_and_receive_from_their_own_queues
     assert program is not None
     kept = version(program) >= (1, 24) if max_prepared_statements is None else max_prepared_statements > 0
     kept = kept and capabilities.has_send_close_prepared()
-    assert [log.count("Nothing is prepared") for log in logs[:2]] == [0 if kept else 1] * 2, (
+    assert [log.count("Prepared statements are disabled") for log in logs[:2]] == [0 if kept else 1] * 2, (
         "said once, and if it is so"
     )

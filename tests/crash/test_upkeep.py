@@ -31,7 +31,7 @@ def roles() -> list[str]:
 
 
 @on_both
-def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
+def test_a_tree_without_a_dispatcher_runs_maintenance(scene: Scene) -> None:
     scene.send(Leased, "later", delay=timedelta(seconds=1))
     expire(3)
     tree = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
@@ -42,52 +42,52 @@ def test_a_tree_without_a_dispatcher_keeps_house(scene: Scene) -> None:
     wait_until(lambda: roles() == [MAINTENANCE], "its pulse is seen")
     assert holds_for(lambda: not scene.starts("later"), 2), "nobody dispatches"
     wait_until(
-        lambda: f"{DISPATCHER} in 'default': none is alive: delayed messages wait" in tree.log_text(), "it is said"
+        lambda: f"{DISPATCHER} in 'default': no dispatcher is running" in tree.log_text(), "it is said"
     )
-    assert tree.log_text().count("none is alive") == 1
+    assert tree.log_text().count("no dispatcher is running") == 1
     assert tree.stop() == 0
     assert not roles(), "it signed off"
 
 
 @on_both
-def test_a_tree_without_housekeeping_dispatches(scene: Scene) -> None:
+def test_a_tree_without_maintenance_dispatches(scene: Scene) -> None:
     scene.send(Leased, "later", delay=timedelta(seconds=1))
     expire(3)
     tree = scene.workers(Leased._meta.label, "--no-maintenance", "--processes", "2", purge_interval=1)
 
     wait_until(lambda: scene.effects("later"), "the delayed message is handled")
     wait_until(lambda: roles() == [DISPATCHER], "its pulse is seen")
-    assert holds_for(lambda: not gone(), 2), "nobody keeps house"
+    assert holds_for(lambda: not gone(), 2), "maintenance does not run"
     wait_until(
-        lambda: f"{MAINTENANCE} in 'default': none is alive: expired messages stay" in tree.log_text(), "it is said"
+        lambda: f"{MAINTENANCE} in 'default': no maintenance is running; expired messages stay" in tree.log_text(), "it is said"
     )
-    assert holds_for(lambda: tree.log_text().count("none is alive") == 1, 2), "by one of its workers, once"
+    assert holds_for(lambda: tree.log_text().count("no maintenance is running") == 1, 2), "by one of its workers, once"
 
     other = scene.program("keeper", "manage.py", "rundelayeddispatcher")
     other.keep_running()
-    wait_until(gone, "another process keeps house")
-    wait_until(lambda: f"{MAINTENANCE} in 'default': one is alive again" in tree.log_text(), "that is said as well")
+    wait_until(gone, "another process runs maintenance")
+    wait_until(lambda: f"{MAINTENANCE} in 'default': one is running again" in tree.log_text(), "that is said as well")
 
 
 @on_both
-def test_one_tree_leads_the_dispatching_and_another_one_the_housekeeping(scene: Scene) -> None:
+def test_one_tree_leads_the_dispatching_and_another_one_the_maintenance(scene: Scene) -> None:
     dispatches = scene.workers(Leased._meta.label, "--no-maintenance", purge_interval=1)
-    keeps_house = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
+    maintains = scene.workers(Leased._meta.label, "--no-dispatcher", purge_interval=1)
     stands_by = scene.tree(Leased._meta.label, purge_interval=1)
-    # Who keeps house keeps the journal as well, elected for itself.
+    # The leader of maintenance keeps the journal as well, elected for itself.
     wait_until(lambda: len(scene.look("SELECT role FROM queueapp_leader")) == 3, "all are elected")
     stands_by.keep_running()
     wait_until(lambda: roles() == sorted([DISPATCHER, MAINTENANCE] * 2), "the third stands by for both")
     assert holds_for(lambda: {term for (term,) in scene.look("SELECT term FROM queueapp_leader")} == {1}, 6)
 
-    keeps_house.kill()
-    Leader.objects.filter(role__startswith="housekeeping ").update(expires=Now())
+    maintains.kill()
+    Leader.objects.filter(role__startswith="maintenance ").update(expires=Now())
     expire(3)
-    wait_until(gone, "the third keeps house once the lease of the dead one is over")
+    wait_until(gone, "the third runs maintenance once the lease of the dead one is over")
     terms = {role.split()[0]: term for role, term in scene.look("SELECT role, term FROM queueapp_leader")}
     # The dead one kept the journal as well, and that lease may be over by now.
     assert terms.pop("journal") in (1, 2)
-    assert terms == {"delayed": 1, "housekeeping": 2}, "the dispatching has stayed where it was"
+    assert terms == {"delayed": 1, "maintenance": 2}, "the dispatching has stayed where it was"
     assert dispatches.stop() == 0
 
 
@@ -97,4 +97,4 @@ def test_a_tree_that_does_neither_has_workers_alone(scene: Scene) -> None:
     scene.send(Leased, "now")
     wait_until(lambda: scene.effects("now"), "it receives")
     assert len(tree.children()) == 1
-    wait_until(lambda: tree.log_text().count("none is alive") == 2, "it says that both are missing")
+    wait_until(lambda: tree.log_text().count(" is running; ") == 2, "it says that both are missing")
