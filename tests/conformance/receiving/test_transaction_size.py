@@ -13,6 +13,7 @@ from django.db import DatabaseError, connections, transaction
 from django.utils import translation
 
 from queueapp import Context, Poison, RetryLater, RetryNow
+from queueapp.messages import count_attempts
 from queueapp.models import PoisonMessage
 from tests.conformance.endpoint import Endpoint, Note, modes
 from tests.in_process_worker import eventually
@@ -112,6 +113,19 @@ def test_what_has_failed_is_handled_alone_from_then_on(endpoint: Endpoint) -> No
     assert calls[7] == 5, "once with others, which counts for nothing, and four attempts"
     assert max(calls[number] for number in range(20) if number != 7) == 2
     assert sum(calls.values()) <= 20 + 20 + 4
+
+
+def test_what_failed_in_an_earlier_process_is_alone_before_any_handler_runs(endpoint: Endpoint) -> None:
+    commits = Commits(endpoint)
+    endpoint.send_many(8)
+    failed = endpoint.rows.order_by("seq")[0]
+    endpoint.rows.filter(pk=failed.pk).update(deliveries=1, headers=count_attempts(failed.headers, 1))
+    endpoint.start(concurrency=1)
+    endpoint.wait_until_empty()
+
+    eventually(lambda: len(commits.told) == 16)
+    assert not commits.together(0, 1)
+    assert endpoint.numbers == list(range(8)), "no neighbour was handled twice for it"
 
 
 def test_one_that_waits_for_its_next_attempt_comes_back_alone(endpoint: Endpoint) -> None:

@@ -33,6 +33,7 @@ from queueapp.failures import edit_poison, poison_archive, requeue_poison
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.messages import body_filters
 from queueapp.models import DelayedMessage, PoisonMessage, SubjectKey
+from tests.clock import Clock
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.models import Leased, Secret, SecretExpiring, SecretOnce, SecretTransactional, Smaller
 
@@ -525,3 +526,46 @@ def test_what_a_queue_encrypts_is_not_published_where_the_journal_would_keep_it(
         with pytest.raises(InvalidMessage, match="would keep them in the clear"):
             send()
     assert not SecretOnce.objects.exists()
+
+
+def test_the_tag_of_an_encrypted_body_covers_its_content_type() -> None:
+    """Else who writes to the table makes a handler read a body as another kind of content."""
+    SecretOnce.send(Parcel(1))
+    row = SecretOnce.objects.get()
+    headers = messages.decode_headers(row.headers)
+    content_type = headers["content-type"]
+    assert body_filters.opened(row.body, content_type, headers, row.id, "default")[1] == "application/json"
+
+    for changed in ("application/octet-stream+aes256gcm", "application/msgpack+aes256gcm", "x+aes256gcm"):
+        with pytest.raises(UndecodableMessage, match="does not open"):
+            body_filters.opened(row.body, changed, headers | {"content-type": changed}, row.id, "default")
+
+
+def test_the_keyring_is_asked_again_at_once_for_a_key_that_is_not_known(
+    keys: dict[str, bytes], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a rotation a worker meets the new key before its minute is over."""
+    clock = Clock()
+    monkeypatch.setattr(keyring, "monotonic", clock)
+    monkeypatch.setattr(keyring, "KEPT", 60.0)
+    monkeypatch.setattr(keyring, "PATIENCE", 1.0)
+    asked: list[str] = []
+
+    def ring() -> dict[str, bytes]:
+        asked.append("asked")
+        return keys
+
+    settings.QUEUEAPP = settings.QUEUEAPP | {"KEYRING": ring}
+    assert keyring.key_of("new") == KEYS["new"]
+    keys["newer"] = b"n" * 32
+
+    with pytest.raises(LookupError):
+        keyring.key_of("newer")  # not more than once a second
+    clock.now += 1.1
+    assert keyring.key_of("newer") == b"n" * 32
+    clock.now += 58
+    assert keyring.current() == ("new", KEYS["new"])
+    assert len(asked) == 2
+    clock.now += 3
+    keyring.current()
+    assert len(asked) == 3

@@ -8,10 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
 from django.db import OperationalError
-from django.test import Client
+from django.test import Client, RequestFactory
 
 from queueapp.admin import operations
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
@@ -34,6 +36,20 @@ def seqs(db: None) -> list[int]:
 
 def left(queue: Any = Leased) -> list[int]:
     return list(queue.objects.order_by("pk").values_list("pk", flat=True))
+
+
+@pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease"])
+def test_an_operation_asks_for_its_permission_when_it_is_carried_out(seqs: list[int], operation: str) -> None:
+    """Django offers its action to nobody without the permission; a page of a project's own may."""
+    page = admin.site._registry[Leased]
+    (action,) = (each for each in page.actions if each.__name__ == operation)
+    request = RequestFactory().post("/", {"action": operation, "_selected_action": seqs, "confirmed": "yes"})
+    request.user = get_user_model().objects.create_user("visitor", is_staff=True)
+
+    with pytest.raises(PermissionDenied):
+        action(page, request, Leased.objects.all())
+
+    assert left() == seqs
 
 
 # -- the confirm page ----------------------------------------------------------------------------------------------

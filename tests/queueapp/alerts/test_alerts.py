@@ -210,8 +210,13 @@ def test_a_dead_process_is_one_alert_whatever_queues_it_received_and_over_when_a
     assert (notice.kind, notice.name) == ("dead_worker", "h:7")
     assert notice.text == "worker h:7 stopped without deregistering; it received testapp.Leased, testapp.Short"
 
-    for queue in ("testapp.Leased", "testapp.Short"):
-        worker(alias, queue=queue, process=9, alive_until=Now() + timedelta(hours=1))
+    for started_at in (Now() - timedelta(hours=1), Now()):
+        assert [each.resolved for each in told] == [False], "a worker that lived beside it replaces nobody"
+        for queue in ("testapp.Leased", "testapp.Short"):
+            row = worker(alias, queue=queue, process=9, alive_until=Now() + timedelta(hours=1))
+            Subscriber.objects.using(alias).filter(pk=row.pk).update(started_at=started_at)
+        store.reconcile(alias, conditions.Evaluation(), {"testapp.Leased", "testapp.Short"})
+        store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
     store.reconcile(alias, conditions.Evaluation(), {"testapp.Leased", "testapp.Short"})
     store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
     assert [each.resolved for each in told] == [False, True]

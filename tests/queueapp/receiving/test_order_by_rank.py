@@ -18,7 +18,7 @@ from queueapp.models import PoisonMessage
 from queueapp.receiving import low_water_marks
 from queueapp.receiving.priority64_marks import Priority64Marks, marks_for
 from queueapp.sql import queue_sql
-from queueapp.sql.claims import MAX_ORDER_KEY, WINDOW_ROWS, SeqRange, order_key, split_order_key
+from queueapp.sql.claims import MAX_ORDER_KEY, PRIORITY, SEQ, WINDOW_ROWS, SeqRange, order_key, split_order_key
 from queueapp.sql.message_columns import Outgoing
 from queueapp.sql.postgresql.claims import Where
 from tests.databases import DATABASES, marks_of, only_on_postgresql
@@ -425,3 +425,20 @@ def test_priority_what_a_failed_claim_had_taken_is_next_though_another_one_has_p
     assert ranked.mark == order_key(10, 0)
     assert ranked.returns == began + 1, "other processes have passed it as well"
     assert ranked.begin_claim(1).retreats == other.retreats + 1
+
+
+def test_priority_a_claim_that_began_before_the_mark_retreated_does_not_advance_it() -> None:
+    ranked = Priority64Marks()
+    ranked.mark = order_key(10, 0)
+    before = ranked.begin_claim(1)
+    ranked.reset()
+    after = ranked.begin_claim(1)
+    claimed: list[Any] = [None] * (PRIORITY + 1)
+    claimed[SEQ], claimed[PRIORITY] = 1, 5
+    rows = [tuple(claimed)]
+
+    ranked.end_claim(before, rows, True)
+    assert ranked.mark == 0, "what was returned may lie below what this claim has taken"
+
+    ranked.end_claim(after, rows, True)
+    assert ranked.mark == order_key(5, 1) + 1

@@ -110,6 +110,20 @@ def test_an_old_leader_cannot_resign_for_the_new_one() -> None:
     assert other.is_leader
 
 
+def test_an_old_life_of_a_process_cannot_resign_for_its_new_one() -> None:
+    holder = uuid.uuid4()
+    old, new, third = (Elector("default", "tests", each) for each in (holder, holder, uuid.uuid4()))
+    old.try_lead()
+    new.try_lead()
+
+    old.resign()
+
+    assert not third.try_lead()
+    renewal_is_due(new)
+    assert new.try_lead()
+    assert new.term == 2, "its lease goes on"
+
+
 def test_a_restarted_process_takes_its_own_role_back_at_once() -> None:
     holder = uuid.uuid4()
     Elector("default", "tests", holder).try_lead()

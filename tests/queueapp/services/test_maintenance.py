@@ -36,6 +36,41 @@ def test_expired_messages_are_purged_batch_by_batch_to_the_last(settings: Any) -
     assert Leased.objects.count() == 1
 
 
+@pytest.mark.parametrize("ended_by", ["a stop", "another leader"])
+def test_a_purge_ends_after_the_batch_in_which_its_process_is_stopped_or_leads_no_more(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    settings.QUEUEAPP = {"PURGE_BATCH": 2}
+    expire(Leased, 6)
+    elector = Elector("default", "housekeeping", uuid.uuid4())
+    assert elector.try_lead()
+    service = Maintenance("default", [Leased], elector)
+    purged: list[int] = []
+
+    def end_after_two(alias: str, queue: Any, count: int) -> None:
+        purged.append(count)
+        if sum(purged) < 4:
+            return
+        if ended_by == "a stop":
+            service.stop(0)
+            return
+        Leader.objects.update(holder=uuid.uuid4(), term=2)
+        elector._renew_at = 0.0
+
+    really = maintenance.delete_expired
+
+    def delete(queue: Any, alias: str, batch: int) -> int:
+        count = really(queue, alias, batch)
+        end_after_two(alias, queue, count)
+        return count
+
+    monkeypatch.setattr(maintenance, "delete_expired", delete)
+
+    assert purge_expired(Leased, "default", service) == 4
+
+    assert Leased.objects.count() == 2
+
+
 # -- the thread ----------------------------------------------------------------------------------------------------
 
 

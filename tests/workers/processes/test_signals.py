@@ -78,6 +78,17 @@ def test_the_end_of_the_supervisor_stops_the_process() -> None:
         os.close(read)
 
 
+def test_two_signals_that_arrive_before_one_wait_are_two() -> None:
+    """The second one hurries: it must not be taken for the first."""
+    signals = Signals()
+    with signals.installed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        signals.wait(DEADLINE)
+
+    assert signals.stop_count == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_counted_and_end_the_wait(number: signal.Signals) -> None:
     signals = Signals()

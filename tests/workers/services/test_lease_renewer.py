@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 
 from queueapp import consumer
+from queueapp.models import Now
 from tests.conformance.gate import Gate
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
@@ -48,6 +49,25 @@ def test_a_handler_is_slow_after_half_a_second_and_not_before(slow: Slow, monkey
         monkeypatch.undo()
         assert lease_renewer.SLOW_HANDLER_AFTER == 0.5
         eventually(lambda: (slow.look(), len(seqs_of(Leased)) == 3)[1])
+
+
+def test_a_lease_is_renewed_once_half_of_its_period_is_over(slow: Slow) -> None:
+    third = slow.seqs[2]
+    with slow.handling():
+        batch = slow.receiver.batch
+        assert batch is not None
+        Leased.objects.update(lease_expires=Now() + timedelta(seconds=batch.period / 2))
+        before = expiry(Leased, third)
+
+        batch.expires = monotonic() + batch.period / 2 + 5
+        slow.look()
+        assert expiry(Leased, third) == before
+
+        asked = monotonic()
+        batch.expires = asked + batch.period / 2 - 0.001
+        slow.look()
+        assert expiry(Leased, third) > before
+        assert batch.expires >= asked + batch.period
 
 
 def test_what_somebody_has_locked_holds_up_nothing_and_follows(slow: Slow) -> None:

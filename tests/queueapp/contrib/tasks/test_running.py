@@ -22,6 +22,8 @@ from queueapp.contrib.tasks.models import Result, TaskQueue
 from queueapp.delayed import dispatch_due
 from queueapp.failures.requeue_poison import requeue
 from queueapp.models import DelayedMessage, Now, PoisonMessage
+from queueapp.sql import queue_sql
+from queueapp.sql.results import Outcome
 from tests.in_process_worker import eventually
 from tests.testapp.models import Effect
 from tests.testapp.task_queues import AtMostOnceTasks, TransactionalTasks
@@ -348,6 +350,21 @@ def test_a_task_whose_worker_vanished_is_ready_again_when_its_lease_is_over(back
         assert (running.status, running.attempts) == (TaskResultStatus.RUNNING, 1)
         TaskQueue.objects.update(lease_expires=Now() - timedelta(seconds=1))
         assert backend.get_result(result.id).status == TaskResultStatus.READY
+
+
+@pytest.mark.parametrize("wait_ms", [None, 1000], ids=["ack", "early ack"])
+def test_a_late_ack_ends_no_task_that_another_worker_has_by_now(backend: Any, alias: str, wait_ms: int | None) -> None:
+    result = declared.noop.enqueue()
+    connection, expired_token = connections[alias], uuid.uuid4()
+    with TaskQueue.receive(recipient="default") as batch:
+        (message,) = batch
+        outcome = Outcome(message.seq, declared.noop.module_path, "default", "default", None, 1, 0, "null", "[]", "[]")
+        results = queue_sql(TaskQueue, connection).results
+        with transaction.atomic(using=alias):
+            assert results.ack_and_store(connection, Result._meta.db_table, [outcome], expired_token, wait_ms) == []
+
+        assert not Result.objects.exists()
+        assert backend.get_result(result.id).status == TaskResultStatus.RUNNING
 
 
 def test_results_are_kept_behind_a_slow_task_too(backend: Any, worker: Any, tmp_path: Path) -> None:

@@ -99,9 +99,11 @@ def test_what_an_open_transaction_has_taken_does_not_count(
         assert len(taken) == 1
         with within():
             seen = peek(server, queue)
+            rescan = peek(server, queue, ahead=[], behind=EVERYWHERE[queue])
 
     others = [seq for n, seq in enumerate(seqs) if n != in_flight]
     assert seen == PeekResult(count - 1, 0, others[0] if others else 0)
+    assert rescan == PeekResult(0, count - 1, others[0] if others else 0)
 
 
 @every_shape
