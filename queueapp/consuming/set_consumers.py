@@ -46,8 +46,7 @@ class MessageSet:
     def rows(self) -> QuerySet[Any]:
         """The messages as a queryset of the queue's table, for subqueries and raw SQL
         (``rows.query.sql_with_params()``)."""
-        rows: QuerySet[Any] = self.queue.objects.using(self.alias).filter(orm.Among("seq", self._seqs)).order_by()
-        return rows
+        return orm.sought(self.queue.objects.using(self.alias), "seq", self._seqs).order_by()
 
     @staticmethod
     def body(*path: str | int, output_field: models.Field[Any, Any] | None = None) -> Any:

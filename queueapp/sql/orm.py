@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from django.db.models import CharField, F, Func, Lookup, Model, QuerySet, TextField, UUIDField, Value
+from django.db.models import CharField, DecimalField, F, Func, Lookup, Model, QuerySet, TextField, UUIDField, Value
 from django.db.models.functions import Cast
 from django.db.models.sql.datastructures import BaseTable
 
@@ -40,15 +40,34 @@ def nonblocking(rows: QuerySet[M]) -> QuerySet[M]:
     the victim of a deadlock with a delete. There, rows that another open transaction has changed, inserted or deleted
     are skipped: acceptable for a figure or a page, not for a decision about a message.
     """
+    return _with_table(rows, _NonblockingTable)
+
+
+def _with_table(rows: QuerySet[M], table_class: type[BaseTable]) -> QuerySet[M]:
     found = rows.all()
     query = cast("Any", found.query)
     # On the query itself, so that every clone of it has it, of any class.
-    query.base_table_class = _NonblockingTable
+    query.base_table_class = table_class
     query.alias_map = {
-        alias: _NonblockingTable(table.table_name, table.table_alias) if type(table) is BaseTable else table
+        alias: table_class(table.table_name, table.table_alias) if type(table) is BaseTable else table
         for alias, table in query.alias_map.items()
     }
     return found
+
+
+class _SoughtTable(BaseTable):
+    """The table of messages that are named by their keys."""
+
+    def as_microsoft(self, compiler: Any, connection: Any) -> Any:
+        # Index: that of the keys. A list of keys may be planned as a scan while statistics say that the table is small,
+        # and a scan waits for every row that an open transaction holds. Safe: only reads.
+        sql, params = self.as_sql(compiler, connection)
+        return (sql if compiler.query.select_for_update else f"{sql} WITH (FORCESEEK)"), params
+
+
+def sought(rows: QuerySet[M], name: str, numbers: Sequence[int]) -> QuerySet[M]:
+    """The rows that have one of these numbers in this column, found by its index, one seek a number."""
+    return _with_table(rows.filter(Among(name, numbers)), _SoughtTable)
 
 
 class Among(_Lookup):
@@ -68,7 +87,7 @@ class Among(_Lookup):
 
     def as_microsoft(self, compiler: Any, connection: Any) -> tuple[str, list[Any]]:
         column, params = self.process_lhs(compiler, connection)
-        # Index: as above. One statement text for any count of numbers.
+        # Index: as above, with the hint of ``sought``. One statement text for any count of numbers.
         return f"{column} IN (SELECT CAST([value] AS bigint) FROM OPENJSON(%s))", [*params, str(json_of(self.rhs))]
 
 
@@ -112,10 +131,21 @@ def _quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+class _CastNumber(Cast):
+    """A JSON number as a decimal. SQL Server knows ``1e5`` as a float only."""
+
+    def as_microsoft(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        number, params = compiler.compile(self.source_expressions[0])
+        kind = self.output_field.cast_db_type(connection)
+        return f"ISNULL(TRY_CAST({number} AS {kind}), CAST(CAST({number} AS float) AS {kind}))", [*params, *params]
+
+
 def body_field(path: Sequence[str | int], output_field: Any) -> Any:
     """A value of a JSON body as a field of this kind."""
     text = _BodyText(path, is_long=isinstance(output_field, CharField | TextField))
-    return text if isinstance(output_field, TextField) else Cast(text, output_field)
+    if isinstance(output_field, TextField):
+        return text
+    return (_CastNumber if isinstance(output_field, DecimalField) else Cast)(text, output_field)
 
 
 class NewUuid(Func):

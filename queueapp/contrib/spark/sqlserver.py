@@ -16,8 +16,9 @@ import mssql_python
 import pyarrow as pa
 
 from ...sql.spark import StagingName
+from ...sql.sqlserver.errors import DEADLOCKED
 from .client import SinkClient
-from .errors import SinkUnavailable
+from .errors import SinkUnavailable, SparkSinkError
 
 _ROWS_PER_BATCH = 10_000
 _NO_TIMEOUT = 0
@@ -29,6 +30,8 @@ _TRANSIENT = (
     "Connection",
     "Timeout",
 )
+#: The driver's words for SQLSTATE 23000.
+_DUPLICATE = "Integrity constraint violation"
 _MISSING = ("Base table or view not found", "Column not found")
 
 
@@ -71,15 +74,31 @@ class SqlServerClient(SinkClient):
         return rows
 
     def _bulk_copy(self, connection: Any, table: str, batches: Iterator[pa.RecordBatch], columns: list[str]) -> int:
+        failure: list[BaseException] = []
+
+        def watched() -> Iterator[pa.RecordBatch]:
+            # The driver may turn an exception of this iterator into another; the caller gets the exception itself.
+            try:
+                yield from batches
+            except BaseException as error:
+                failure.append(error)
+                raise
+
         with connection.cursor() as cursor:
-            result = cursor.bulkcopy_arrow(
-                table,
-                batches,
-                batch_size=_ROWS_PER_BATCH,
-                timeout=_NO_TIMEOUT,
-                column_mappings=columns,
-                table_lock=True,
-            )
+            try:
+                result = cursor.bulkcopy_arrow(
+                    table,
+                    watched(),
+                    batch_size=_ROWS_PER_BATCH,
+                    timeout=_NO_TIMEOUT,
+                    column_mappings=columns,
+                    table_lock=True,
+                )
+            except Exception as error:
+                if failure:
+                    raise failure[0] from None
+                # Spark shows the last line of a task's traceback first.
+                raise SparkSinkError(f"The rows could not be copied into {table}: {_last_line(error)}") from error
         return int(result["rows_copied"])
 
     # -- on the driver ----------------------------------------------------------------------------------------------
@@ -123,7 +142,10 @@ class SqlServerClient(SinkClient):
             return cursor.rowcount, rows
 
     def is_transient(self, error: Exception) -> bool:
-        return str(getattr(error, "driver_error", "")).startswith(_TRANSIENT)
+        words = str(getattr(error, "driver_error", ""))
+        # Another commit of the same batch was first: the next try finds its ledger row.
+        recorded = words.startswith(_DUPLICATE) and self.sql.ledger.db_table in str(error)
+        return recorded or words.startswith(_TRANSIENT) or DEADLOCKED[1] in str(error)
 
     def is_missing(self, error: Exception) -> bool:
         return str(getattr(error, "driver_error", "")).startswith(_MISSING)
@@ -134,6 +156,14 @@ class SqlServerClient(SinkClient):
                 f"A table or column is missing in database {self.database.alias!r} ({error}): run manage.py migrate."
             )
         return error
+
+
+def _last_line(error: BaseException) -> str:
+    """The last line of the first cause: the server's own words stand at the end of what the driver says."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
 
 
 def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

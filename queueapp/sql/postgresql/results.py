@@ -68,9 +68,9 @@ class PostgresqlTaskResults(Statements, TaskResults):
             )
             params += [seqs, token]
             execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
-        # Primary keys: outcome seek a key, in the order of the array, so that two acks never lock rows in opposite
+        # Primary keys: one seek a key, in the order of the array, so that two acks never lock rows in opposite
         # orders; the token fences, and a message that it excludes gets no result. A copied message has the id of
-        # another outcome, and outcome statement may write only outcome row of an id.
+        # another one, and one statement may write only one row of an id.
         sql = (
             f"WITH gone AS (DELETE FROM {self._q} AS q USING {given} WHERE {where} RETURNING q.{c['id']} AS id, "
             f"q.{c['headers']} AS headers, q.{c['body']} AS body, q.{c['enqueued_at']} AS enqueued_at, g.*), "
@@ -84,7 +84,7 @@ class PostgresqlTaskResults(Statements, TaskResults):
         given = ", ".join(f"%s::{_TYPES[name]} AS {name}" for name in names)
         if "enqueued_at" not in names:
             given += ", clock_timestamp() AS enqueued_at"
-        # Primary key. Safe: the caller's transaction; of two writers of outcome id the second waits and overwrites.
+        # Primary key. Safe: the caller's transaction; of two writers of one id the second waits and overwrites.
         sql = (
             f"INSERT INTO {quote_table(results)} ({_STORED}) SELECT {_VALUES} FROM (SELECT {given}) AS g "
             f"ON CONFLICT (id) DO UPDATE SET {_OVER}"
@@ -108,7 +108,7 @@ class PostgresqlResultsListener(PostgresqlListener):
 
     def listen(self) -> None:
         super().listen()
-        # No index. Safe: a sender that tries the lock releases it at once, so this waits no longer than outcome
+        # No index. Safe: a sender that tries the lock releases it at once, so this waits no longer than one
         # statement.
         self._execute(f"SELECT pg_advisory_lock_shared({_WAITING})")
 
@@ -130,7 +130,7 @@ class PostgresqlCeleryResults(CeleryResults):
             f"CASE WHEN pg_try_advisory_lock({_WAITING}) THEN pg_advisory_unlock({_WAITING})::text "
             f"ELSE pg_notify('{CHANNEL}', r.task_id)::text END"
         )
-        # The unique index on the task's id. Safe: of two writers of outcome task the second waits and sees what the
+        # The unique index on the task's id. Safe: of two writers of one task the second waits and sees what the
         # first wrote.
         sql = (
             f"INSERT INTO {table} AS r ({', '.join(columns)}) VALUES ({', '.join(values)}) "

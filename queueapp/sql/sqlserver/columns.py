@@ -25,9 +25,6 @@ TAKING = "UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK"
 #: Reads rows: S locks, each released at once; rows that an open transaction has changed are skipped. Without
 #: READCOMMITTEDLOCK row versions would show rows in flight (NServiceBus #863, #1293).
 LOOKING = "READPAST, ROWLOCK, READCOMMITTEDLOCK"
-#: Locks the range of a key, existing or not, to the end of the transaction. FORCESEEK: a scan, which is planned while
-#: the table is small and may stay cached when it is not, would lock every range that it passes.
-KEEPING = "UPDLOCK, HOLDLOCK, ROWLOCK, FORCESEEK"
 #: The keys of a statement as rows, in the given order. The loop join starts here and seeks every key; an IN list may be
 #: planned as a scan while statistics say that the table is small, and a scan waits for each locked row.
 KEYS = "FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN"

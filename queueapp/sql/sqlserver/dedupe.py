@@ -4,8 +4,7 @@ transaction)."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import Any
 
 from ...messages.ids import as_uuid
@@ -13,40 +12,11 @@ from ..dedupe import Dedupe, EarlyAcks
 from ..tables import QueueTable, StoreTable
 from .columns import MAX_BATCH, TAKING
 from .errors import LockRefused
+from .key_locks import EXISTING, lock_keys_of
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 
 _PAIRS = "OPENJSON(%s) WITH ([key] varchar(64) '$[0]', [id] uniqueidentifier '$[1]') AS u"
 _IDS = "OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS u"
-
-#: Locks a key that exists, and nothing where there is none.
-_EXISTING = "UPDLOCK, ROWLOCK, FORCESEEK, READCOMMITTEDLOCK"
-#: Takes application locks by name, in the order given, until one is refused; returns the last answer.
-_LOCK_NAMES = (
-    "SET NOCOUNT ON; DECLARE @got int = 0, @name nvarchar(255), @n int = 0, @path nvarchar(20), @names nvarchar(max) = "
-    "%s; "
-    "SET @name = JSON_VALUE(@names, '$[0]'); "
-    "WHILE @name IS NOT NULL AND @got >= 0 BEGIN "
-    "EXEC @got = sp_getapplock @Resource = @name, @LockMode = 'Exclusive', @LockOwner = 'Transaction', "
-    "@LockTimeout = -1; SET @n = @n + 1; SET @path = CONCAT('$[', @n, ']'); SET @name = JSON_VALUE(@names, @path); "
-    "END; "
-    "SELECT @got"
-)
-#: Names of one round trip: finding the nth in a JSON array reads those before it.
-_NAMES_AT_ONCE = 250
-
-
-def _lock_names(connection: Any, names: Iterable[str]) -> None:
-    """Hold these names until the transaction ends. In one order for all sessions, so that they cannot deadlock.
-
-    HOLDLOCK on a key that does not exist would lock the range up to the next key: senders of different keys would wait
-    for each other, and deadlock when both insert.
-    """
-    resources = sorted({f"queueapp key {blake2b(name.encode(), digest_size=16).hexdigest()}" for name in names})
-    for first in range(0, len(resources), _NAMES_AT_ONCE):
-        # No table is read. Safe: released when the transaction ends in any way.
-        answer = int(fetch(connection, _LOCK_NAMES, (json_of(resources[first : first + _NAMES_AT_ONCE]),))[0][0])
-        if answer < 0:
-            raise LockRefused("dedupe key", answer)
 
 
 class SqlServerDedupe(Dedupe):
@@ -57,14 +27,14 @@ class SqlServerDedupe(Dedupe):
     ) -> dict[str, uuid.UUID]:
         table, found = quote_table(db_table), dict[str, uuid.UUID]()
         pairs = sorted(zip(keys, ids, strict=True))
-        _lock_names(connection, (f"{db_table} {queue} {key}" for key in keys))
+        lock_keys_of(connection, db_table, (f"{queue} {key}" for key in keys))
         for first in range(0, len(pairs), MAX_BATCH):
             piece = json_of([[key, str(message_id)] for key, message_id in pairs[first : first + MAX_BATCH]])
             # Index: the unique one on queue and key, one seek a key. Safe: under the lock on its name no other session
             # inserts a key; UPDLOCK keeps an existing one from a purge.
             sql = (
                 f"INSERT INTO {table} ([queue], [key], [message_id]) SELECT %s, u.[key], u.[id] FROM {_PAIRS} "
-                f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({_EXISTING}) "
+                f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({EXISTING}) "
                 "WHERE t.[queue] = %s AND t.[key] = u.[key]) ORDER BY u.[key]"
             )
             execute(connection, sql, (queue, piece, queue))
@@ -127,12 +97,12 @@ class SqlServerDedupe(Dedupe):
 
     def record_processed(self, connection: Any, db_table: str, key: str, queue: str) -> bool:
         table = quote_table(db_table)
-        _lock_names(connection, (f"{db_table} {key}",))
+        lock_keys_of(connection, db_table, (key,))
         # Index: the primary key. Safe: under the lock on its name no other session inserts the key.
         sql = (
             f"INSERT INTO {table} ([key], [queue]) SELECT v.[key], v.[queue] FROM (SELECT %s AS [key], %s AS [queue]) "
             "AS v "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({_EXISTING}) WHERE t.[key] = v.[key])"
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({EXISTING}) WHERE t.[key] = v.[key])"
         )
         return execute(connection, sql, (key, queue)) == 1
 

@@ -10,8 +10,9 @@ from typing import Any
 from ..delayed import DelayedStore
 from ..message_columns import SENT, Kind, Outgoing
 from ..tables import StoreTable
-from .columns import KEEPING, KEYS, LOOKING, MAX_BATCH, TAKING, guid
+from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, guid
 from .inserts import given
+from .key_locks import EXISTING, lock_keys_of
 from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
 
 
@@ -79,13 +80,14 @@ class SqlServerDelayedStore(DelayedStore):
         self, connection: Any, db_table: str, forwarded: Sequence[tuple[uuid.UUID, uuid.UUID]], origin: str
     ) -> set[uuid.UUID]:
         table = quote_table(db_table)
-        # Index: the primary key, one seek a key. Safe: KEEPING, so of two transactions that record the same key the
-        # second waits and then finds it.
+        lock_keys_of(connection, db_table, (key for key, _ in forwarded))
+        # Index: the primary key, one seek a key. Safe: under the locks of the keys, so of two transactions that record
+        # the same one the second waits and then finds it.
         sql = (
             f"INSERT INTO {table} ([id], [message_id], [origin], [arrived_at]) OUTPUT inserted.[id] "
             "SELECT r.[id], r.[message_id], %s, SYSUTCDATETIME() FROM OPENJSON(%s) "
             "WITH ([id] uniqueidentifier '$[0]', [message_id] uniqueidentifier '$[1]') AS r WHERE NOT EXISTS "
-            f"(SELECT 1 FROM {table} AS a WITH ({KEEPING}) WHERE a.[id] = r.[id])"
+            f"(SELECT 1 FROM {table} AS a WITH ({EXISTING}) WHERE a.[id] = r.[id])"
         )
         found: set[uuid.UUID] = set()
         for first in range(0, len(forwarded), MAX_BATCH):

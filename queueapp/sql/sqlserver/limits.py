@@ -18,12 +18,15 @@ from ..claims import FOREVER, SEQ, Claimed, SeqRange
 from ..limits import ConcurrencyLimits, KnownClaims, Leased, LimitedClaim, lock_number
 from .claims import Claim, SqlServerClaims
 from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, Returned, Statements, TableText, guid
-from .errors import LockRefused
-from .session import LATER, execute, fetch, json_of, later_params, quote, quote_table
+from .errors import LockRefused, LockTimeout
+from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table
 
 _FOREVER = f"CAST('{FOREVER.astimezone(UTC).replace(tzinfo=None).isoformat()}' AS datetime2)"
 #: How long one call waits for other claims, in milliseconds, and the procedure's answer after that time.
 _PATIENCE_MS, _TIMED_OUT = 60_000, -1
+#: How long a count waits for a row that another session has locked, in milliseconds. Other claims wait for the count,
+#: and an operator's open transaction on one message must not stop them all.
+ROW_WAIT_MS = 200
 _NOTHING = KnownClaims(0, "[]", "[]")
 #: A slot is free this long after its lease has expired: an extension reads the clock before it changes the row.
 _MARGIN_MS = 100
@@ -128,12 +131,16 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         with transaction.atomic(using=connection.alias, savepoint=False):
             self.lock(connection)
             # Index: the filtered one on leased rows, by hint. Safe: under the lock no claim adds to it. No READPAST: a
-            # row that is being renewed or acked counts until that has committed.
+            # row that is being renewed or acked counts until that has committed; while it stays locked, nothing is
+            # claimed.
             sql = (
                 f"SELECT COUNT(*) FROM {self._q} AS q {self._by_leased_index} "
                 f"WHERE q.{self._c['lease_token']} IS NOT NULL{self._alive()}"
             )
-            room = max(0, max_in_flight - int(fetch(connection, sql, ())[0][0]))
+            try:
+                room = max(0, max_in_flight - int(fetch_within(connection, ROW_WAIT_MS, sql, ())[0][0]))
+            except LockTimeout:
+                return LimitedClaim([], True)
             rows = self._claims.take(connection, claim, values, ranges, min(limit, room)) if room else []
         return LimitedClaim(rows, len(rows) >= room)
 
@@ -272,7 +279,10 @@ class ClaimRecords(Statements):
             self._lock.take(connection)
             if known is None:
                 self._begin_counting(connection)
-            room, record, known = self._reserve(connection, limit, max_in_flight, known or _NOTHING)
+            try:
+                room, record, known = self._reserve(connection, limit, max_in_flight, known or _NOTHING)
+            except LockTimeout:
+                record = None  # a record is being filled in for longer than that: nothing is claimed
         if record is None:
             return LimitedClaim([], True, known)
         with transaction.atomic(using=connection.alias, savepoint=False):
@@ -297,7 +307,7 @@ class ClaimRecords(Statements):
         # Index: that of the records on (queue, number), from the last known one. Safe: under the lock none is added, so
         # none of a lower number can still appear. A record that is being filled in counts as before, or is waited for.
         sql = f"SELECT {columns} FROM {self._records} AS c WHERE c.queue = {self._queue} AND c.number > %s"
-        fresh = fetch(connection, sql, (known.upto,))
+        fresh = fetch_within(connection, ROW_WAIT_MS, sql, (known.upto,))
         if known.pending != "[]":
             # Index: the primary key of the records. Safe: READPAST, so a record that is being filled in is not dropped
             # as dead.
@@ -313,14 +323,14 @@ class ClaimRecords(Statements):
                 f"SELECT {columns} FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN {self._records} AS c "
                 "ON c.number = k.[key]"
             )
-            fresh = [*fresh, *fetch(connection, sql, (known.pending,))]
+            fresh = [*fresh, *fetch_within(connection, ROW_WAIT_MS, sql, (known.pending,))]
         upto = max((int(number) for number, _, _ in fresh), default=known.upto)
         pending = [int(number) for number, _, text in fresh if text is None]
         taken = sum(int(permits) for _, permits, text in fresh if text is None)
         recorded = (stretch for _, _, text in fresh if text is not None for stretch in read(text))
         out = merged([*read(known.in_flight), *recorded])
         if size(out) + taken + wanted > max_in_flight:
-            out = stretches_of(self._in_flight(connection, out))
+            out = self._in_flight(connection, out)
         room = max(0, max_in_flight - size(out) - taken)
         record = None
         if room:
@@ -330,16 +340,24 @@ class ClaimRecords(Statements):
             pending.append(record)
         return room, record, KnownClaims(max(upto, known.upto, record or 0), json_of(pending), json_of(out))
 
-    def _in_flight(self, connection: Any, stretches: Sequence[Stretch]) -> list[int]:
+    def _in_flight(self, connection: Any, stretches: list[Stretch]) -> list[Stretch]:
+        """Those of these messages that are still leased."""
+        if not stretches:
+            return []
         c = self._c
         # Index: the primary key, one range a stretch (the loop join). Safe: READCOMMITTEDLOCK and no READPAST, so a row
-        # that is being renewed or acked counts until that has committed, under any READ_COMMITTED_SNAPSHOT setting.
+        # that is being renewed or acked counts until that has committed, under any READ_COMMITTED_SNAPSHOT setting;
+        # while it stays locked, all of them count.
         sql = (
             f"SELECT q.{c['seq']} FROM {_STRETCHES} INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) "
             f"ON q.{c['seq']} BETWEEN l.[low] AND l.[high] WHERE q.{c['lease_owner']} IS NOT NULL "
             f"AND q.{c['lease_expires']} >= DATEADD(millisecond, -{_MARGIN_MS}, SYSUTCDATETIME())"
         )
-        return [int(seq) for (seq,) in fetch(connection, sql, (json_of(stretches),))] if stretches else []
+        try:
+            rows = fetch_within(connection, ROW_WAIT_MS, sql, (json_of(stretches),))
+        except LockTimeout:
+            return stretches
+        return stretches_of(int(seq) for (seq,) in rows)
 
     def _begin_counting(self, connection: Any) -> None:
         # Index: that of the records. Safe: under the lock.

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..notifications import ListenerConnection
 from ..results import CeleryResults, ChordCount, ChordPart, Outcome, TaskResults, TaskState
-from .columns import KEEPING, KEYS, TAKING, Statements, guid
+from .columns import KEYS, TAKING, Statements, guid
+from .key_locks import EXISTING, insert_locked, lock_keys_of
 from .session import LATER, Json, execute, fetch, fetch_within, in_json, json_of, later_params, quote_table
 
 _TYPES = {
@@ -82,19 +83,20 @@ class SqlServerTaskResults(Statements, TaskResults):
         table = quote_table(results)
         rows = [[n, *(in_json(getattr(outcome, name)) for name in _TYPES)] for n, outcome in enumerate(outcomes)]
         given = Json(json.dumps(rows, separators=(",", ":")))
-        # Index: the primary key. Safe: KEEPING, so of two transactions that store the same one the second waits and
-        # then overwrites it.
+        lock_keys_of(connection, results, (outcome.id for outcome in outcomes))
+        # Index: the primary key. Safe: under the locks of the ids, so of two transactions that store the same one the
+        # second waits and then overwrites it.
         values = ", ".join(f"[{name}] = {value}" for name, value in _VALUES.items())
         execute(
             connection,
-            f"UPDATE t SET {values} FROM {_GIVEN} INNER LOOP JOIN {table} AS t WITH ({KEEPING}) ON t.[id] = r.[id]",
+            f"UPDATE t SET {values} FROM {_GIVEN} INNER LOOP JOIN {table} AS t WITH ({EXISTING}) ON t.[id] = r.[id]",
             (given,),
         )
         execute(
             connection,
             f"INSERT INTO {table} ([id], {', '.join(f'[{name}]' for name in _VALUES)}) "
             f"SELECT r.[id], {', '.join(_VALUES.values())} FROM {_GIVEN} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({KEEPING}) WHERE t.[id] = r.[id])",
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({EXISTING}) WHERE t.[id] = r.[id])",
             (given,),
         )
 
@@ -125,25 +127,25 @@ class SqlServerCeleryResults(CeleryResults):
         given = Json(json.dumps({name: getattr(state, name) for name in _CELERY_TYPES}))
         done = "SYSUTCDATETIME()" if state.done else "NULL"
         later, later_values = _later(state.expires_ms)
-        # Index: the unique one on the task's id. Safe: KEEPING, to the end of the transaction. Where there is none,
-        # another session may insert it between the two statements: then it is updated.
+        # Index: the unique one on the task's id. Safe: the row is locked to the end of the transaction. Where there is
+        # none, another session may insert it before the second statement has the lock of the id: then it is updated.
         update = (
             f"UPDATE r SET {_CELERY_OVER}, [date_done] = {done}, [expires_at] = {later} FROM {_CELERY_GIVEN} "
-            f"INNER JOIN {table} AS r WITH ({KEEPING}) ON r.[task_id] = %s WHERE r.[status] <> N'SUCCESS'"
+            f"INNER JOIN {table} AS r WITH ({EXISTING}) ON r.[task_id] = %s WHERE r.[status] <> N'SUCCESS'"
         )
         changed = (*later_values, given, state.task_id)
         if execute(connection, update, changed):
             return True
-        # Index: the same. Safe: the same.
+        # Index: the same. Safe: under the lock of the id.
         insert = (
             f"INSERT INTO {table} ([task_id], {', '.join(f'[{name}]' for name in _CELERY_TYPES)}, [created_at], "
             "[date_done], "
             f"[expires_at]) SELECT %s, {', '.join(f's.[{name}]' for name in _CELERY_TYPES)}, SYSUTCDATETIME(), {done}, "
             f"{later} "
-            f"FROM {_CELERY_GIVEN} WHERE NOT EXISTS (SELECT 1 FROM {table} AS r WITH ({KEEPING}) WHERE r.[task_id] = "
+            f"FROM {_CELERY_GIVEN} WHERE NOT EXISTS (SELECT 1 FROM {table} AS r WITH ({EXISTING}) WHERE r.[task_id] = "
             "%s)"
         )
-        if execute(connection, insert, (state.task_id, *changed)):
+        if insert_locked(connection, results, state.task_id, insert, (state.task_id, *changed)):
             return True
         return bool(execute(connection, update, changed))
 
@@ -152,15 +154,16 @@ class SqlServerCeleryResults(CeleryResults):
     ) -> ChordCount:
         table = quote_table(parts)
         given = Json(json.dumps({"status": part.status, "result": part.result}))
-        # Index: the unique one on the part. Safe: KEEPING, so who counts the same part waits for who was first.
+        # Index: the unique one on the part. Safe: under the lock of its group, so who counts the same part waits for
+        # who was first. The group's row is locked next in any case.
         sql = (
             f"INSERT INTO {table} ([group_id], [task_id], [position], [status], [result]) "
             "SELECT %s, %s, %s, s.[status], s.[result] FROM OPENJSON(%s) WITH ([status] nvarchar(50) '$.status', "
-            f"[result] nvarchar(max) '$.result') AS s WHERE NOT EXISTS (SELECT 1 FROM {table} AS p WITH ({KEEPING}) "
+            f"[result] nvarchar(max) '$.result') AS s WHERE NOT EXISTS (SELECT 1 FROM {table} AS p WITH ({EXISTING}) "
             "WHERE p.[group_id] = %s AND p.[task_id] = %s AND p.[position] = %s)"
         )
         key = (part.group_id, part.task_id, part.position)
-        new = execute(connection, sql, (*key, given, *key))
+        new = insert_locked(connection, groups, part.group_id, sql, (*key, given, *key))
         self._upsert(
             connection, groups, part.group_id, expires_ms,
             {"counted": (f"[counted] + CASE WHEN [is_over] = 1 THEN 0 ELSE {new} END", str(new), ())},
@@ -199,20 +202,20 @@ class SqlServerCeleryResults(CeleryResults):
         table = quote_table(groups)
         later, later_values = _later(expires_ms)
         params = [value for _, _, given in columns.values() for value in given]
-        # Index: the unique one on the group. Safe: KEEPING, to the end of the transaction.
+        # Index: the unique one on the group. Safe: the row is locked to the end of the transaction.
         sql = (
             f"UPDATE g SET {', '.join(f'[{name}] = {old}' for name, (old, _, _) in columns.items())}, "
-            f"[expires_at] = {later} FROM {table} AS g WITH ({KEEPING}) WHERE g.[group_id] = %s"
+            f"[expires_at] = {later} FROM {table} AS g WITH ({EXISTING}) WHERE g.[group_id] = %s"
         )
         if execute(connection, sql, (*params, *later_values, group_id)):
             return
-        # Index: the same. Safe: the same. One that was put in between is changed after all.
+        # Index: the same. Safe: under the lock of the group. A row that was put in between is changed after all.
         insert = (
             f"INSERT INTO {table} ([group_id], {', '.join(f'[{name}]' for name in columns)}, [expires_at]) "
             f"SELECT %s, {', '.join(new for _, new, _ in columns.values())}, {later} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS g WITH ({KEEPING}) WHERE g.[group_id] = %s)"
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS g WITH ({EXISTING}) WHERE g.[group_id] = %s)"
         )
-        if not execute(connection, insert, (group_id, *params, *later_values, group_id)):
+        if not insert_locked(connection, groups, group_id, insert, (group_id, *params, *later_values, group_id)):
             execute(connection, sql, (*params, *later_values, group_id))
 
 

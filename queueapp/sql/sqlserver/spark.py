@@ -8,7 +8,9 @@ from ..barriers import lock_name
 from ..message_columns import BY_NAME, SENT
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
 from ..tables import QueueTable
-from .columns import KEEPING, LITERALS, type_of
+from .columns import LITERALS, type_of
+from .errors import DEADLOCKED
+from .key_locks import EXISTING
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
@@ -42,11 +44,14 @@ class SqlServerSparkSql(SparkSql):
         self._types = _TYPES | (_WIDE if queue.priority64 else {})
 
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
-        # No table is read. Safe: released when the transaction ends in any way.
+        # No table is read. Safe: released when the transaction ends in any way. The procedure raises nothing by itself,
+        # not even for the victim of a deadlock.
+        number, text = DEADLOCKED
         mode = "Exclusive" if exclusive else "Shared"
         sql = (
             "SET NOCOUNT ON; DECLARE @held int; EXEC @held = sp_getapplock @Resource = ?, "
-            f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1; SELECT @held"
+            f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1; "
+            f"IF @held < 0 THROW {number}, '{text}', 1; SELECT @held"
         )
         return sql, (lock_name("send", self.queue.db_table),)
 
@@ -72,8 +77,9 @@ class SqlServerSparkSql(SparkSql):
         return f"DROP TABLE IF EXISTS [{name.name}]"
 
     def record(self) -> str:
-        # Index: the unique (queue, publish_id, batch_id). Safe: KEEPING, so a second
-        # commit of the batch waits here for the first, and then finds its row. No MERGE: it races without HOLDLOCK.
+        # Index: the unique (queue, publish_id, batch_id). Safe: a second commit of the batch waits for the row of the
+        # first; its own INSERT fails then, and the next try finds that row. No HOLDLOCK: on an absent key it locks the
+        # range up to the next one, and commits of other batches would wait while this one moves its rows.
         names = ("queue", "publish_id", "batch_id", "rows", "tasks")
         columns = [self._l[name] for name in names]
         same = " AND ".join(f"l.{column} = p.{column}" for column in columns[:3])
@@ -81,7 +87,7 @@ class SqlServerSparkSql(SparkSql):
             f"INSERT INTO {self._ledger} ({', '.join(columns)}) "
             f"SELECT {', '.join('p.' + column for column in columns)} "
             f"FROM (VALUES (?, ?, ?, ?, ?)) AS p ({', '.join(columns)}) "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH ({KEEPING}) WHERE {same})"
+            f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH ({EXISTING}) WHERE {same})"
         )
 
     def forget(self) -> str:

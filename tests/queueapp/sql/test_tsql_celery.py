@@ -11,13 +11,15 @@ from sqlglot import exp
 
 from queueapp.sql.results import ChordCount, ChordPart, TaskState
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.columns import KEEPING
+from queueapp.sql.sqlserver.key_locks import EXISTING
 from tests.queueapp.sql.test_tsql_parses import kinds
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed, placeholders
 
 STORED = TaskState("SECRET", "SUCCESS", True, '"SECRET"', None, "[]", name="SECRET", expires_ms=10**12)
 PART = ChordPart("SECRET", "SECRET", 3, "SUCCESS", '"SECRET"')
-ALONE = set(KEEPING.split(", "))
+ALONE = set(EXISTING.split(", "))
+#: An INSERT in the batch that takes an application lock, see ``tsql.parsed``.
+LOCKED_INSERT = [exp.Select, exp.Insert]
 
 
 def _run(answers: list[Any], verb: Callable[[SqlServerBackend, Any], Any]) -> tuple[Any, list[tuple[Any, list[Any]]]]:
@@ -48,7 +50,7 @@ def test_a_result_that_is_not_there_is_inserted() -> None:
     returned, found = _run([[], [(1,)]], lambda sql, c: sql.celery_results.store_result(c, "results", STORED))
 
     assert returned is True
-    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
+    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT]
     assert all(ALONE in [given for _, given in hints(one)] for _, one in found)
 
 
@@ -56,7 +58,7 @@ def test_a_success_is_left_alone() -> None:
     returned, found = _run([[], [], []], lambda sql, c: sql.celery_results.store_result(c, "results", STORED))
 
     assert returned is False
-    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert], [exp.Update]]
+    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT, [exp.Update]]
 
 
 def test_a_member_is_counted() -> None:
@@ -64,7 +66,7 @@ def test_a_member_is_counted() -> None:
     returned, found = _run(answers, lambda sql, c: sql.celery_results.count_part(c, "groups", "parts", PART, 5))
 
     assert returned == ChordCount(1, 2, 0, False)
-    assert [kinds(one) for _, one in found] == [[exp.Insert], [exp.Update], [exp.Select]]
+    assert [kinds(one) for _, one in found] == [LOCKED_INSERT, [exp.Update], [exp.Select]]
     assert "THEN 0 ELSE 1 END" in found[1][0].sql
 
 
@@ -88,7 +90,7 @@ def test_a_member_that_was_counted_counts_nothing_more() -> None:
 def test_a_group_is_changed_or_inserted(verb: Callable[[SqlServerBackend, Any], Any]) -> None:
     assert [kinds(one) for _, one in _run([[(1,)]], verb)[1]] == [[exp.Update]]
     found = _run([[(0,)], [(1,)]], verb)[1]
-    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
+    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT]
     assert all(ALONE in [given for _, given in hints(one)] for _, one in found)
 
 
@@ -96,7 +98,7 @@ def test_one_that_was_inserted_in_between_is_changed_after_all() -> None:
     found = _run([[(0,)], [(0,)], [(1,)]], lambda sql, c: sql.celery_results.add_to_size(c, "groups", "SECRET", None))[
         1
     ]
-    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert], [exp.Update]]
+    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT, [exp.Update]]
 
 
 def test_results_are_polled() -> None:

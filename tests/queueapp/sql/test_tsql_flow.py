@@ -3,6 +3,7 @@ server."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from sqlglot import exp
 
 from queueapp.sql.limits import KnownClaims
 from queueapp.sql.sqlserver.backend import SqlServerQueueSql
-from queueapp.sql.sqlserver.limits import merged, size, stretches_of
+from queueapp.sql.sqlserver.limits import ROW_WAIT_MS, merged, size, stretches_of
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import LEVELS, OWNER, TOKEN, Verb, _after, statements_of
-from tests.queueapp.sql.tsql import hints, tables
+from tests.queueapp.sql.tsql import Recorder, hints, never_connected, tables
 from tests.testapp.models import Capped, CappedOnce, CappedTransactional, CappedUrgent, InTurns
 
 TABLES = [QueueTable.of(queue) for queue in (Capped, CappedUrgent, InTurns, CappedOnce)]
@@ -131,3 +132,58 @@ def test_permits_are_read_completely() -> None:
     ((statement, found),) = statements_of(table, _after([[(1,)]], lambda s, c: s.limits.take_permits(c, 3, 1)))
     assert tables(found) == {"sp_getapplock"}
     assert "@LockTimeout = 0" in str(statement)
+
+
+@pytest.mark.usefixtures("no_transactions")
+@each_table
+def test_a_count_under_the_lock_waits_for_no_row_for_long(table: QueueTable) -> None:
+    """Every claim of the queue waits for it, and an operator may have a message locked for an hour."""
+    if table.claim_records is None:
+        answers: list[Any] = [[(0,)], [(3,)]]
+        known = None
+    else:
+        answers = [[(0,)], [], [], [(7, 2, "[[1, 2]]")], [(1,), (2,)], [(9,)], [(4,)]]
+        known = KnownClaims(8, "[7]", "[[3, 4], [9, 9]]")
+    found = statements_of(
+        table, _after(answers, lambda s, c: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, 10, 6, known))
+    )
+    bounded = f"SET LOCK_TIMEOUT {ROW_WAIT_MS}; BEGIN TRY SELECT"
+    counted = r"COUNT\(\*\)|c\.number, c\.permits|BETWEEN l\.\[low\] AND l\.\[high\] WHERE q\.\[lease_owner\]"
+    reads = [text for text in (str(one) for one, _ in found) if re.search(counted, text)]
+    assert len(reads) == (1 if known is None else 3)
+    assert all(text.startswith(bounded) for text in reads)
+
+
+class _Locked:
+    """The driver: a row is locked for longer than a statement waits."""
+
+    def __init__(self, recorder: Recorder, marker: str) -> None:
+        self._recorder, self._marker = recorder, marker
+
+    def cursor(self) -> Any:
+        cursor, marker = self._recorder.cursor(), self._marker
+        execute = cursor.execute
+
+        def execute_locked(sql: str, params: tuple[Any, ...] = ()) -> None:
+            execute(sql, params)
+            cursor.description = [("lock_timeout" if marker in sql else "column", None)]
+
+        cursor.execute = execute_locked  # type: ignore[method-assign]
+        return cursor
+
+
+@pytest.mark.usefixtures("no_transactions")
+@pytest.mark.parametrize("queue", [InTurns, Capped])
+def test_where_a_row_stays_locked_what_cannot_be_counted_is_in_flight(queue: Any) -> None:
+    table = QueueTable.of(queue)
+    known = KnownClaims(8, "[]", "[[3, 4], [9, 9]]") if table.claim_records is not None else None
+    recorder = Recorder(answers=[[(0,)], []])
+    connection = never_connected(recorder)
+    marker = "BETWEEN l.[low]" if table.claim_records is not None else "COUNT(*)"
+    connection.connection = _Locked(recorder, marker)
+    limits = SqlServerQueueSql(table).limits
+
+    claim = limits.claim_within(connection, LEVELS[:1], 5, TOKEN, OWNER, 10, 3, known)
+
+    assert (claim.rows, claim.at_limit) == ([], True)
+    assert not any("UPDATE" in str(statement) for statement in recorder.statements)

@@ -24,6 +24,7 @@ from queueapp.sql.claims import SeqRange
 from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS, SENT, WHOLE, Kind, Outgoing, Row
 from queueapp.sql.sqlserver.backend import SqlServerBackend, SqlServerQueueSql
 from queueapp.sql.sqlserver.columns import LOOKING, TAKING
+from queueapp.sql.sqlserver.key_locks import EXISTING
 from queueapp.sql.tables import Expiry, QueueTable, StoreTable
 from tests import column_values
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables
@@ -464,11 +465,6 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
         [],
         exp.Delete,
     ),
-    "note arrivals": (
-        lambda b, c: b.delayed.record_forwarded(c, "queueapp_forwardedmessage", [(new_id(), new_id())] * 2, "SECRET"),
-        [],
-        exp.Insert,
-    ),
     "lock due": (lambda b, c: b.delayed.lock_due(c, DELAYED, "SECRET", 10), [], exp.Select),
     "first due": (lambda b, c: b.delayed.first_due(c, DELAYED, ["SECRET", "Zoë"]), [], exp.Select),
     "delete keys": (lambda b, c: b.delayed.delete(c, DELAYED, [1, 2]), [], exp.Delete),
@@ -506,6 +502,17 @@ def test_everything_a_message_carries_goes_into_its_queue() -> None:
     for name in (*WHOLE, *COUNTS):
         assert f"[{BOTH.columns[name]}]" in statement.sql.split(" SELECT ")[0]
         assert f"q.[{DELAYED.columns[name]}]" in statement.sql.split(" SELECT ")[1]
+
+
+def test_arrivals_are_recorded_under_the_locks_of_their_keys() -> None:
+    pairs = [(new_id(), new_id()), (new_id(), new_id())]
+    (lock, _), (_, insert) = statements_of(
+        PLAIN,
+        lambda _, c, __: SqlServerBackend().delayed.record_forwarded(c, "queueapp_forwardedmessage", pairs, "SECRET"),
+    )
+    assert lock.params[0].count("queueapp key ") == 2
+    assert kinds(insert) == [exp.Insert]
+    assert [given for _, given in hints(insert)] == [set(EXISTING.split(", "))]
 
 
 def test_a_deferred_ack_is_written_over_or_put_in() -> None:

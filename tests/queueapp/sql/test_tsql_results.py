@@ -11,7 +11,8 @@ import pytest
 from sqlglot import exp
 
 from queueapp.sql.results import Outcome
-from queueapp.sql.sqlserver.columns import KEEPING, TAKING
+from queueapp.sql.sqlserver.columns import TAKING
+from queueapp.sql.sqlserver.key_locks import EXISTING
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import TABLES, TOKEN, _after, kinds, statements_of
 from tests.queueapp.sql.tsql import hints
@@ -37,10 +38,10 @@ def test_an_ack_deletes_and_keeps(table: QueueTable, wait_ms: int | None) -> Non
         table, _after([GONE], lambda s, c: s.results.ack_and_store(c, "results", [OUTCOME], TOKEN, wait_ms))
     )
 
-    assert [kinds(one) for _, one in found] == [[exp.Delete], [exp.Update], [exp.Insert]]
+    assert [kinds(one) for _, one in found] == [[exp.Delete], [exp.Select], [exp.Update], [exp.Insert]]
     taken = {"ROWLOCK"} if wait_ms is None else set(TAKING.split(", "))
     assert [given for _, given in hints(found[0][1])] == [taken]
-    (told,) = json.loads(found[2][0].params[0])
+    (told,) = json.loads(found[3][0].params[0])
     assert told[1:4] == [str(KEY), "SECRET", "SECRET"]
     assert bytes.fromhex(told[12]) == b"SECRET"
     assert told[13] == "2026-01-01T00:00:00"
@@ -57,5 +58,5 @@ def test_what_is_no_longer_leased_has_no_result(table: QueueTable) -> None:
 def test_a_result_of_its_own_is_written_over_an_earlier_one(table: QueueTable) -> None:
     found = statements_of(table, _after([], lambda s, c: s.results.store(c, "results", WHOLE)))
 
-    assert [kinds(one) for _, one in found] == [[exp.Update], [exp.Insert]]
-    assert all(set(KEEPING.split(", ")) in [given for _, given in hints(one)] for _, one in found)
+    assert [kinds(one) for _, one in found] == [[exp.Select], [exp.Update], [exp.Insert]]
+    assert all(set(EXISTING.split(", ")) in [given for _, given in hints(one)] for _, one in found[1:])

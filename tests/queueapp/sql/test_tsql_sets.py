@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db.models import CharField, IntegerField, TextField
+from django.db.models import CharField, DecimalField, IntegerField, TextField
 from sqlglot import exp
 
 from queueapp.consuming.set_consumers import MessageSet
 from queueapp.sql.orm import as_value, insert_select
-from tests.queueapp.sql.tsql import Recorder, never_connected, parsed
+from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed
 from tests.testapp.models import Effect, InSets
 
 
@@ -58,3 +58,22 @@ def test_a_field_of_a_body(kind: Any) -> None:
     # What is longer than 4,000 characters is NULL to JSON_VALUE; but aggregates take no subquery.
     assert ("JSON_VALUE" in sql) == isinstance(kind, IntegerField)
     assert Effect._meta.db_table not in sql
+
+
+def test_messages_of_a_set_are_sought_by_key() -> None:
+    """A list of keys may be planned as a scan, which waits behind every sender that has not committed."""
+    messages = MessageSet(InSets, "default", [1, 2])
+    for rows in (messages.rows.values("seq"), messages.rows.exclude(seq=2).annotate(a=messages.body("a")).values("a")):
+        sql, _ = compiled(rows)
+        assert list(hints(parsed(sql))) == [(InSets._meta.db_table, {"FORCESEEK"})]
+
+
+def test_a_decimal_may_be_written_with_an_exponent() -> None:
+    """``1e5`` is a JSON number, and no decimal to SQL Server."""
+    kind = DecimalField(max_digits=10, decimal_places=2)
+    sql, _ = compiled(MessageSet(InSets, "default", [1]).rows.annotate(a=MessageSet.body("a", output_field=kind)))
+
+    (found,) = parsed(sql)
+    (tried,) = found.find_all(exp.TryCast)
+    assert "AS float) AS numeric(10, 2))" in sql
+    assert tried.sql("tsql").endswith("AS NUMERIC(10, 2))")

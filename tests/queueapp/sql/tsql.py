@@ -60,7 +60,7 @@ class _Cursor:
     def execute(self, sql: str, params: tuple[Any, ...] = ()) -> None:
         self._recorder.statements.append(Statement(sql, tuple(params), self._sizes))
         self._rows = self._recorder.answers.pop(0) if self._recorder.answers else []
-        counted = sql.endswith("SELECT @@ROWCOUNT")
+        counted = sql.endswith(("SELECT @@ROWCOUNT", "SELECT @done", "SELECT @got"))
         self._rows = self._rows or ([(0,)] if counted else [])
         self.description = [("column", None)]
 
@@ -121,6 +121,17 @@ _LOCK_NAMES = re.compile(
     r"SET @name = JSON_VALUE\(@names, @path\); END; SELECT @got$"
 )
 
+#: The batch that inserts under an application lock, in a transaction of its own if there is none.
+_INSERT_LOCKED = re.compile(
+    r"^SET NOCOUNT ON; DECLARE @own bit = CASE WHEN @@TRANCOUNT = 0 THEN 1 ELSE 0 END; DECLARE @held int, @done int; "
+    r"BEGIN TRY IF @own = 1 BEGIN TRANSACTION; "
+    r"EXEC @held = sp_getapplock @Resource = \?, @LockMode = 'Exclusive', @LockOwner = 'Transaction', "
+    r"@LockTimeout = -1; "
+    r"IF @held = -3 THROW 51205, '[\w .]+', 1; IF @held < 0 THROW 51000, '[\w .]+', 1; "
+    r"(?P<insert>INSERT INTO .*); SET @done = @@ROWCOUNT; IF @own = 1 COMMIT TRANSACTION; END TRY "
+    r"BEGIN CATCH IF @own = 1 AND @@TRANCOUNT > 0 ROLLBACK TRANSACTION; THROW; END CATCH; SELECT @done$"
+)
+
 #: sqlglot has no ALTER INDEX either: letter by letter, too.
 _ALTER_INDEX = re.compile(
     r"^ALTER INDEX ALL ON (\[([^\]]|\]\])+\])(\.\[([^\]]|\]\])+\])? "
@@ -138,6 +149,8 @@ def parsed(sql: str) -> list[Any]:
     """The statements of a batch. Fails on anything that the parser does not understand completely."""
     if _LOCK_NAMES.match(sql):
         return parsed("SELECT ?")
+    if locked := _INSERT_LOCKED.match(sql):
+        return parsed(f"SELECT ?; {locked['insert']}")
     framed = _TRY.match(sql)
     if framed:
         return parsed(framed["body"])
@@ -147,8 +160,9 @@ def parsed(sql: str) -> list[Any]:
         assert one is not None, sql
         assert not isinstance(one, exp.Command), f"not understood: {sql}"
         assert next(one.find_all(exp.Command), None) is None, f"not understood in part: {sql}"
-    # A scan under HOLDLOCK keeps everybody from the whole table, and one is planned while the table is small.
-    assert all("FORCESEEK" in given for _, given in hints(found) if "HOLDLOCK" in given), f"may scan: {sql}"
+    # On an absent key it locks the range up to the next one: writers of different keys wait for each other, and
+    # deadlock.
+    assert not any({"HOLDLOCK", "SERIALIZABLE"} & given for _, given in hints(found)), f"may lock a range: {sql}"
     return [one for one in found if one is not None]
 
 
