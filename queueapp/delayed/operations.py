@@ -9,9 +9,10 @@ from typing import Any
 
 from django.db import connections, router
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from .. import notifier, registry
-from ..errors import InvalidOption, MissingVerb
+from ..errors import InvalidMessage, InvalidOption, MissingVerb
 from ..models import DelayedMessage, Now
 from ..sql import backend_of
 from .dispatch_failures import FetchFailed, step
@@ -39,9 +40,14 @@ def reschedule(
     message_id: uuid.UUID, *, delay: timedelta | None = None, at: datetime | None = None, using: str = "default"
 ) -> int:
     """Make a delayed message due in ``delay`` from now, or ``at`` a time; returns how many were changed. Its expiry,
-    which counts from when it is due, moves with it. Raises MissingVerb when it is in a store that cannot do it."""
+    which counts from when it is due, moves with it. Raises MissingVerb when it is in a store that cannot do it, and
+    InvalidMessage for a value that is no timedelta or no aware datetime."""
     if (delay is None) == (at is None):
         raise ValueError("reschedule needs either delay or at.")
+    if delay is not None and not isinstance(delay, timedelta):
+        raise InvalidMessage(f"delay = {delay!r} is not accepted: it must be a timedelta (a bare number has no unit).")
+    if at is not None and (not isinstance(at, datetime) or timezone.is_naive(at)):
+        raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
     due: Any = at if at is not None else Now() + delay
     changed = SqlDelayedStore(using).reschedule(message_id, due)
     connection = connections[using]

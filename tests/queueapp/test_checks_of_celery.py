@@ -57,3 +57,15 @@ def test_an_option_out_of_its_bounds_is_named(settings: Any, options: dict[str, 
 
     assert found.id == "queueapp.E112"
     assert f"broker_transport_options.{next(iter(options))}" in found.msg
+
+
+def test_an_option_that_is_ignored_and_looks_mistyped_is_named(settings: Any) -> None:
+    settings.CELERY_BROKER_URL = "queueapp://"
+    settings.CELERY_BROKER_TRANSPORT_OPTIONS = {"max_prefech": 5, "Keep_Failed": False, "max_retries": 3, "socket": 1}
+
+    found = check_transport_options()
+
+    assert [(one.id, one.hint) for one in found] == [
+        ("queueapp.W112", "Did you mean 'max_prefetch'?"),
+        ("queueapp.W112", "Did you mean 'keep_failed'?"),
+    ]

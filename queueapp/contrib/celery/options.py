@@ -71,6 +71,17 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 _NAMES = {option.name for option in OPTIONS}
+#: How alike an unknown name and one of these are, of 1, when it is taken for a typing error: other brokers have options
+#: of similar names.
+_MISTYPED = 0.85
+
+
+def mistyped(given: Mapping[str, Any]) -> dict[str, str]:
+    """Names that are none of these options and look like one, with the one that is meant."""
+    from difflib import get_close_matches
+
+    found = {name: get_close_matches(str(name).lower(), _NAMES, n=1, cutoff=_MISTYPED) for name in given}
+    return {name: close[0] for name, close in found.items() if close and name not in _NAMES}
 
 
 class TransportOptions:

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from queueapp import InvalidOption, delayed
+from queueapp import InvalidMessage, InvalidOption, delayed
 from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore, dispatch_due, dispatch_next, store_of
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.models.delivery import Semantics
@@ -218,6 +218,26 @@ def test_rescheduling_moves_the_expiry_with_the_time_from_which_it_counts(when: 
 def test_rescheduling_needs_one_time(when: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="either delay or at"):
         delayed.reschedule(uuid.uuid4(), **when)
+
+
+@pytest.mark.parametrize(
+    ("when", "accepted"),
+    [
+        ({"at": datetime(2050, 1, 1)}, "an aware datetime"),
+        ({"at": "2050-01-01"}, "an aware datetime"),
+        ({"delay": 5}, "a timedelta"),
+    ],
+)
+def test_rescheduling_takes_the_times_that_a_send_takes(when: dict[str, Any], accepted: str) -> None:
+    """A naive time was one of the project's zone on PostgreSQL, and one of the process' on SQL Server."""
+    sent = Leased.send({}, delay=HOUR)
+    due = DelayedMessage.objects.get().due
+
+    for call in (lambda: delayed.reschedule(sent, **when), lambda: Leased.send({}, **when)):
+        with pytest.raises(InvalidMessage, match=accepted):
+            call()
+
+    assert DelayedMessage.objects.get().due == due
 
 
 def test_delayed_messages_can_be_made_due() -> None:
