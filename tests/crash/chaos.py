@@ -50,7 +50,9 @@ from .workload.rudeness import left_out as rudenesses_left_out
 PRODUCERS = "tests.crash.workload.producers"
 
 #: Short, so that careful and normal times, lapsed leases and given-up connections all happen often within minutes.
-SETTINGS = {"heartbeat_interval": 1, "dead_after": 4, "crash_tracking_period": 3, "shutdown_grace": 4, "database_timeout": 3}
+SETTINGS = {
+    "heartbeat_interval": 1, "dead_after": 4, "crash_tracking_period": 3, "shutdown_grace": 4, "database_timeout": 3
+}  # fmt: skip
 CONCURRENCY, BATCH = 2, 100
 #: ``lease_period`` of the test queue.
 LEASE = timedelta(seconds=5)

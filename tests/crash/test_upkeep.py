@@ -41,9 +41,7 @@ def test_a_tree_without_a_dispatcher_runs_maintenance(scene: Scene) -> None:
     wait_until(gone, "and again")
     wait_until(lambda: roles() == [MAINTENANCE], "its pulse is seen")
     assert holds_for(lambda: not scene.starts("later"), 2), "nobody dispatches"
-    wait_until(
-        lambda: f"{DISPATCHER} in 'default': no dispatcher is running" in tree.log_text(), "it is said"
-    )
+    wait_until(lambda: f"{DISPATCHER} in 'default': no dispatcher is running" in tree.log_text(), "it is said")
     assert tree.log_text().count("no dispatcher is running") == 1
     assert tree.stop() == 0
     assert not roles(), "it signed off"
@@ -59,7 +57,8 @@ def test_a_tree_without_maintenance_dispatches(scene: Scene) -> None:
     wait_until(lambda: roles() == [DISPATCHER], "its pulse is seen")
     assert holds_for(lambda: not gone(), 2), "maintenance does not run"
     wait_until(
-        lambda: f"{MAINTENANCE} in 'default': no maintenance is running; expired messages stay" in tree.log_text(), "it is said"
+        lambda: f"{MAINTENANCE} in 'default': no maintenance is running; expired messages stay" in tree.log_text(),
+        "it is said",
     )
     assert holds_for(lambda: tree.log_text().count("no maintenance is running") == 1, 2), "by one of its workers, once"
 
