@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from ..consuming.registry import registered
 from ..errors import InvalidOption, UnsupportedServer
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
+from ..operations import connection_limits
 from ..sql import backend_of
 
 
@@ -74,6 +76,23 @@ def _why_it_cannot_keep(alias: str) -> str:
     except (UnsupportedServer, ConnectionDoesNotExist) as error:
         return str(error)
     return "" if router.allow_migrate_model(alias, DelayedMessage) else "the router allows no tables of queueapp there"
+
+
+@register(Tags.models)
+def check_pools(**_: Any) -> list[Any]:
+    """W011: the connection pool of a database is smaller than one worker process for all queues with consumers needs.
+    Connects to none."""
+    by_alias: dict[str, list[Any]] = {}
+    for queue in registered.queues():
+        by_alias.setdefault(router.db_for_write(queue), []).append(queue)
+    found = []
+    for alias, received in sorted(by_alias.items()):
+        with contextlib.suppress(UnsupportedServer, ConnectionDoesNotExist):  # which is E005
+            backend_of(connections[alias])
+            if (pool := connection_limits.pool_shortfall(alias, received)) is not None:
+                text = f"A runqueueworker for all queues with consumers has too few connections: {pool.problem}."
+                found.append(Warning(text, hint=f"Remedy: {pool.remedy}.", id="queueapp.W011"))
+    return found
 
 
 @register(Tags.models)

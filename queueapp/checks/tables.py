@@ -15,9 +15,10 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 
 from .. import delayed, registry
 from ..conf import settings
+from ..consuming.registry import registered
 from ..errors import NotMigrated, UnsupportedServer, migrate_command
 from ..models import DelayedMessage
-from ..operations import migrating, schema_check
+from ..operations import connection_limits, migrating, schema_check
 from ..sql import backend_of
 
 
@@ -35,8 +36,9 @@ def lock_migrations(databases: Any = None, **_: Any) -> list[Any]:
 @register(Tags.database)
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
     """W004: an index of a queue is missing, or its table's options have drifted. W006: a table or a column is missing.
-    E006: the server is too old. W007: the database does not answer. W010: wake-ups could be had. I001: what reads of
-    one's own wait for, by a setting of SQL Server. Runs with ``check --database``."""
+    E006: the server is too old. W007: the database does not answer. W010: wake-ups could be had. W012: a worker tree
+    needs more connections than are allowed. I001: what reads of one's own wait for, by a setting of SQL Server. Runs
+    with ``check --database``."""
     found: list[Any] = []
     by_alias: dict[str, list[Any]] = {}
     for queue in registry.queues:
@@ -61,6 +63,22 @@ def _check_wake_ups(alias: str) -> list[Any]:
     if lack is None:
         return []
     return [Warning(f"The database {alias!r}: {lack.problem}.", hint=f"{lack.remedy}.", id="queueapp.W010")]
+
+
+def _check_connections(alias: str, queues: list[Any]) -> list[Any]:
+    """W012: one process for all queues with consumers needs more connections than the database allows."""
+    received = [queue for queue in queues if registered.of(queue)]
+    if not received or migrating.migrate_options() is not None:
+        return []
+    try:
+        found = connection_limits.server_shortfalls(alias, connection_limits.of_tree(received))
+    except Error:
+        return []  # which is W007
+    return [
+        Warning(f"A runqueueworker for all queues with consumers has too few connections: {one.problem}.",
+                hint=f"Remedy: {one.remedy}.", id="queueapp.W012")
+        for one in found
+    ]  # fmt: skip
 
 
 def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
@@ -93,6 +111,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         if one.advice
     ]
     found += _check_wake_ups(alias)
+    found += _check_connections(alias, queues)
     for model in (*queues, DelayedMessage):
         try:
             findings = schema_check.inspect(model, alias)

@@ -34,6 +34,17 @@ class SettingAdvice(NamedTuple):
     advice: str
 
 
+class ConnectionLimit(NamedTuple):
+    """How many connections something accepts. ``subject``: with its verb, as in "the server accepts"; ``used``: by
+    other sessions now."""
+
+    subject: str
+    accepted: int
+    used: int
+    setting: str
+    remedy: str
+
+
 class Schema(abc.ABC):
     """Table options, indexes and privileges."""
 
@@ -84,6 +95,11 @@ class Schema(abc.ABC):
     @abc.abstractmethod
     def remarks(self, connection: Any) -> list[SettingAdvice]:
         """Settings of this database that change how queues behave. Reads the catalog only."""
+
+    @abc.abstractmethod
+    def connection_limits(self, connection: Any) -> list[ConnectionLimit]:
+        """What bounds the connections of this user to this database: the server, the database, the user. Reads the
+        catalog and the list of sessions."""
 
     @abc.abstractmethod
     def lock_migrations(self, connection: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from django.core.management import get_commands, load_command_class
 
 from queueapp.conf import OPTIONS
+from queueapp.operations import connection_limits
 from tests.crash.rig.scene import Scene
 from tests.crash.rig.waiting import holds_for, wait_until
 from tests.testapp.models import AtMostOnce, Leased, Transactional
@@ -58,6 +59,23 @@ def test_the_formula_without_wake_ups_and_with_at_most_once_alone(settings: obje
     assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False) == (1 + 4) + 1 + 3 + 1
     assert module["connections_of_a_tree"]([AtMostOnce], maintenance=False) == (1 + 4) + 1 + 2 + 1
     assert module["connections_of_a_tree"]([AtMostOnce], dispatcher=False, maintenance=False) == (1 + 4) + 1 + 1
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"NOTIFY": False}, {"ALERTS": {"max_waiting": 5}}, {"JOURNAL": {"a": {}}}, {"CONCURRENCY": 9}]
+)
+@pytest.mark.parametrize("dispatcher", [True, False])
+@pytest.mark.parametrize("maintenance", [True, False])
+def test_the_command_compares_by_the_formula_of_the_page(
+    settings: object, changed: dict[str, object], dispatcher: bool, maintenance: bool
+) -> None:
+    module: dict[str, object] = {}
+    exec(FILES["connections.py"], module)
+    settings.QUEUEAPP = {**settings.QUEUEAPP, **changed}
+    for queues in ([Leased, Transactional, AtMostOnce], [AtMostOnce]):
+        assert connection_limits.of_tree(queues, 2, dispatcher=dispatcher, maintenance=maintenance) == module[
+            "connections_of_a_tree"
+        ](queues, 2, None, dispatcher, maintenance)
 
 
 def test_a_tree_whose_handlers_ignore_everything_is_gone_in_the_time_that_the_page_gives(scene: Scene) -> None:

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from django.core.checks import Error, Info, Warning
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection, connections, router
 
 from queueapp import Consumer, checks, delayed
+from queueapp.consuming.registry import registered
 from queueapp.errors import UnsupportedServer
 from queueapp.models import PoisonMessage
-from queueapp.operations import schema_check
+from queueapp.operations import connection_limits, schema_check
 from queueapp.sql import backend_of
 from queueapp.sql.notifications import Unavailable
-from queueapp.sql.schema import SettingAdvice
+from queueapp.sql.schema import ConnectionLimit, SettingAdvice
 from tests.databases import known_as
 from tests.in_process_worker import real_commits
 from tests.queueapp.management.processes import manage
@@ -219,6 +220,22 @@ def test_the_checks_of_a_project_on_sqlite_fail_without_connecting(tmp_path: Pat
     assert not file.exists()
 
 
+def test_a_pool_smaller_than_a_worker_process_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = [queue for queue in registered.queues() if router.db_for_write(queue) == "default"]
+    needed = connection_limits.of_worker(received).total
+    options = connection.settings_dict.get("OPTIONS", {})
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", {**options, "pool": {"max_size": 4}})
+
+    (found,) = checks.check_pools()
+
+    assert isinstance(found, Warning)
+    assert found.id == "queueapp.W011"
+    assert f"has at most 4 connections (OPTIONS['pool']), and a worker process needs {needed}" in found.msg
+    assert f"set its max_size to {needed} or more" in found.hint
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", {**options, "pool": {"max_size": needed}})
+    assert checks.check_pools() == []
+
+
 # -- with one ------------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +305,19 @@ def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.Monk
 
     assert isinstance(found, Info), "both settings are supported: no deploy stops at it"
     assert (found.id, found.msg, found.hint) == ("queueapp.I001", "The database 'default': Y is off.", "Turn it on.")
+
+
+@real_commits
+def test_fewer_connections_than_a_worker_tree_needs_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W012"] == []
+    limit = ConnectionLimit("the user app may have", 5, 0, "CONNECTION LIMIT", "ALTER ROLE app CONNECTION LIMIT -1")
+    monkeypatch.setattr(type(backend_of(connection).schema), "connection_limits", lambda self, connection: [limit])
+
+    (found,) = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W012"]
+
+    assert isinstance(found, Warning)
+    assert "the user app may have 5 connections (CONNECTION LIMIT), and this process tree needs up to " in found.msg
+    assert "Remedy: ALTER ROLE app CONNECTION LIMIT -1, or " in found.hint
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from queueapp.conf import settings
+from queueapp.operations.connection_limits import receivers_of
 
 _SLOT_BYTES = 8192
 _WORDS = _SLOT_BYTES // 8
@@ -36,7 +36,7 @@ MIN_SLOTS = 32
 
 def receivers_and_slots(queue: Any, concurrency: int | None) -> tuple[int, int]:
     """(receivers of a queue in one process, slots for them). ``concurrency``: the value of the command line."""
-    receivers: int = concurrency or queue.delivery.concurrency or settings.CONCURRENCY
+    receivers = receivers_of(queue, concurrency)
     return receivers, max(receivers, MIN_SLOTS)
 
 

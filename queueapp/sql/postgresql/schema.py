@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..schema import Drift, IndexInfo, Schema, SettingAdvice
+from ..schema import ConnectionLimit, Drift, IndexInfo, Schema, SettingAdvice
 from .session import execute, fetch, quote_table
 
 #: The advisory lock under which migrations run: the first bytes of "queueapp".
@@ -116,6 +116,37 @@ class PostgresqlSchema(Schema):
 
     def remarks(self, connection: Any) -> list[SettingAdvice]:
         return []  # readers never wait, under any setting
+
+    def connection_limits(self, connection: Any) -> list[ConnectionLimit]:
+        # Catalog only, two rows by their keys, and the sessions. Limits of databases and roles do not hold for
+        # superusers, who may use the reserved connections as well. ``reserved_connections`` came with 16.
+        sql = (
+            "SELECT r.rolsuper, current_setting('max_connections')::int, "
+            "current_setting('superuser_reserved_connections')::int "
+            "+ COALESCE(current_setting('reserved_connections', true), '0')::int, "
+            "d.datconnlimit, r.rolconnlimit, quote_ident(d.datname), quote_ident(r.rolname), "
+            "a.used, a.used_here, a.used_by_role "
+            "FROM pg_database d, pg_roles r, LATERAL (SELECT count(*)::int AS used, "
+            "count(*) FILTER (WHERE s.datid = d.oid)::int AS used_here, "
+            "count(*) FILTER (WHERE s.usesysid = r.oid)::int AS used_by_role FROM pg_stat_activity s "
+            "WHERE s.datid IS NOT NULL AND s.usesysid IS NOT NULL AND s.pid <> pg_backend_pid()) a "
+            "WHERE d.datname = current_database() AND r.rolname = session_user"
+        )
+        row = fetch(connection, sql, ())[0]
+        superuser, most, reserved, of_database, of_role, database, role, used, used_here, used_by_role = row
+        if superuser:
+            return [ConnectionLimit("the server accepts", most, used, "max_connections", "raise max_connections")]
+        setting = f"max_connections {most}, {reserved} of them reserved"
+        limits = [ConnectionLimit("the server accepts", most - reserved, used, setting, "raise max_connections")]
+        for subject, limit, count, remedy in (
+            (f"the database {database} accepts", of_database, used_here, f"ALTER DATABASE {database}"),
+            (f"the user {role} may have", of_role, used_by_role, f"ALTER ROLE {role}"),
+        ):
+            if limit >= 0:
+                limits.append(
+                    ConnectionLimit(subject, limit, count, "CONNECTION LIMIT", f"{remedy} CONNECTION LIMIT -1")
+                )
+        return limits
 
     def lock_migrations(self, connection: Any) -> None:
         # The server releases it when the session ends in any way.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..schema import Drift, IndexInfo, Schema, SettingAdvice
+from ..schema import ConnectionLimit, Drift, IndexInfo, Schema, SettingAdvice
 from .errors import LockRefused
 from .session import execute, fetch, quote_table
 
@@ -143,6 +143,20 @@ class SqlServerSchema(Schema):
                 "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE; or read with "
                 "queueapp.sql.nonblocking(). Queues work either way.",
             )
+        ]
+
+    def connection_limits(self, connection: Any) -> list[ConnectionLimit]:
+        # Catalog only, a row by its name, which every user may read. 0 means as many as the server can have. The
+        # sessions of others are seen with VIEW SERVER STATE only. Databases and users have no limit of their own.
+        sql = (
+            "SELECT CAST(c.[value_in_use] AS int), (SELECT COUNT(*) FROM sys.dm_exec_sessions AS s "
+            "WHERE s.[is_user_process] = 1 AND s.[session_id] <> @@SPID), @@MAX_CONNECTIONS "
+            "FROM sys.configurations AS c WHERE c.[name] = 'user connections'"
+        )
+        rows = fetch(connection, sql, ())
+        return [
+            ConnectionLimit("the server accepts", limit or most, used, "user connections", "raise 'user connections'")
+            for limit, used, most in rows
         ]
 
     def lock_migrations(self, connection: Any) -> None:

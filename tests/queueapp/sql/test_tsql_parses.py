@@ -475,6 +475,7 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
     "session": (_ask_for_state, [[(1, 1)]], exp.Select),
     "indexes": (lambda b, c: b.schema.indexes(c, "SECRET].[orders"), [[("a_claim", "recipient", 0, 0)]], exp.Select),
     "settings": (lambda b, c: b.schema.remarks(c), [[(0,)]], exp.Select),
+    "connections": (lambda b, c: b.schema.connection_limits(c), [[(0, 7, 32767)]], exp.Select),
 }
 
 

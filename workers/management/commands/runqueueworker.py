@@ -20,7 +20,7 @@ from queueapp.sql import ErrorKind, backend_of
 from ...processes.child_databases import require_shareable_databases
 from ...processes.supervisor import REFUSED, UNROUTABLE, Supervisor
 from .. import subscription_options
-from ..startup import bind, check_pool, report_database
+from ..startup import bind, check_connections, report_database
 
 HELP = """Receive queues and run their consumers until stopped.
 
@@ -146,7 +146,10 @@ class Command(OperatorCommand):
             managed = [queue for queue in own if queue._meta.managed]
             schema_check.require_tables(alias, managed)
             self._require_rights(alias, managed)
-            check_pool(self, alias, own, options["concurrency"])
+            check_connections(
+                self, alias, own, processes=options["processes"], concurrency=options["concurrency"],
+                dispatcher=not options["no_dispatcher"], maintenance=not options["no_maintenance"],
+            )  # fmt: skip
         if not options["no_dispatcher"]:
             _require_stores(queues)
         self.check_migrations()  # only a notice: the required tables exist
