@@ -151,6 +151,14 @@ def unroutable_in(alias: str) -> list[tuple[str, Unroutable]]:
     return found
 
 
+def head_of(rows: Any) -> tuple[Any, bool]:
+    """The first ``LIMIT`` rows of a queryset by their key, and whether these are all. Waits for no lock."""
+    rows = nonblocking(rows)
+    head = rows.order_by("pk").values("pk")
+    exact = not head[LIMIT : LIMIT + 1].exists()
+    return rows.filter(pk__in=head[:LIMIT]), exact
+
+
 #: The note of a queue name that this project does not know.
 _NO_SUCH_QUEUE = "no such queue in this project; move its messages with movedelayed and requeuepoison --to"
 

@@ -8,7 +8,6 @@ table are counted; beyond that the counts are lower bounds, and ``exact`` is Fal
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from django.db import connections, router
 from django.db.models import Count, Min, Q
@@ -17,8 +16,8 @@ from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...models.subscribers import parse_json_list
 from ...operations import statistics
 from ...operations.safe_reads import Reader
-from ...operations.statistics import LIMIT, QueueStats
-from ...sql import backend_of, nonblocking
+from ...operations.statistics import QueueStats, head_of
+from ...sql import backend_of
 from .models import BrokerQueue, DeclaredQueue
 
 PREFIX, CONTROL = "celery:", "celery:(control)"
@@ -55,7 +54,7 @@ def _read(alias: str) -> list[QueueStats]:
         of(name)
     now = backend_of(connections[alias]).now(connections[alias])
     leased, expired = Q(lease_expires__gte=Now()), Q(expires__lte=Now())
-    rows, exact = _head(BrokerQueue.objects.using(alias))
+    rows, exact = head_of(BrokerQueue.objects.using(alias))
     figures = rows.values("recipient").annotate(
         leased=Count("pk", filter=leased),
         expired=Count("pk", filter=expired & ~leased),
@@ -68,11 +67,11 @@ def _read(alias: str) -> list[QueueStats]:
         one.waiting = (one.waiting or 0) + row["total"] - row["leased"] - row["expired"]
         if row["oldest"] is not None:
             one.oldest_seconds = max(one.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds())
-    rows, delayed_exact = _head(DelayedMessage.objects.using(alias).filter(destination=LABEL))
+    rows, delayed_exact = head_of(DelayedMessage.objects.using(alias).filter(destination=LABEL))
     for name, count in rows.values_list("recipient").annotate(Count("pk")):
         of(name).delayed = (of(name).delayed or 0) + count
     unresolved = PoisonMessage.objects.using(alias).filter(queue=LABEL, status=PoisonMessage.Status.UNRESOLVED)
-    rows, poison_exact = _head(unresolved)
+    rows, poison_exact = head_of(unresolved)
     for name, count in rows.values_list("consumer").annotate(Count("pk")):
         of(name).poison = (of(name).poison or 0) + count
     for name, count in _workers(alias).items():
@@ -80,14 +79,6 @@ def _read(alias: str) -> list[QueueStats]:
     for one in stats.values():
         one.exact, one.delayed_exact, one.poison_exact = exact, delayed_exact, poison_exact
     return [stats[key] for key in sorted(stats)]
-
-
-def _head(rows: Any) -> tuple[Any, bool]:
-    """The first ``LIMIT`` rows, and whether these are all."""
-    rows = nonblocking(rows)
-    head = rows.order_by("pk").values("pk")
-    exact = not head[LIMIT : LIMIT + 1].exists()
-    return rows.filter(pk__in=head[:LIMIT]), exact
 
 
 def _workers(alias: str) -> Counter[str]:

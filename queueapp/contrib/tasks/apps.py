@@ -14,7 +14,8 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import consumers
+        from . import consumers, task_stats
 
         consumers.connect_signals()
         consumers.install()
+        task_stats.install()

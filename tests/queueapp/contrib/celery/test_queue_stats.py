@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from queueapp.contrib.celery import queue_stats as module
 from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.models import Now
+from queueapp.operations import statistics
 from queueapp.operations.statistics import QueueStats, queue_stats
 
 from .consuming import Consume, drained, publish, rows
@@ -77,7 +78,7 @@ def test_the_number_of_statements_does_not_depend_on_the_queues(conn: kombu.Conn
 
 
 def test_a_large_table_gives_lower_bounds(conn: Any, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMIT", 3)
+    monkeypatch.setattr(statistics, "LIMIT", 3)
     conn.default_channel.queue_declare("mail", durable=True)
     publish(conn, *range(5), queue="mail")
 

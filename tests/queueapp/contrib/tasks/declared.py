@@ -103,6 +103,12 @@ def fail_slowly() -> None:
 
 
 @task
+@options(attempts=9, retry_delay=1000, retry_backoff=2, retry_backoff_max=3500, retry_jitter=0, immediate_retries=0)
+def fail_ever_more_slowly() -> None:
+    raise RuntimeError("again, twice as late")
+
+
+@task
 @options(timeout=0.2)
 def too_long() -> None:
     deadline = time.monotonic() + 30

@@ -214,6 +214,35 @@ def test_a_task_that_will_be_tried_again_is_ready(backend: Any, drain: Any) -> N
     assert DelayedMessage.objects.count() == 1
 
 
+def test_retries_of_a_task_wait_twice_as_long_each_time_up_to_a_bound(backend: Any, drain: Any, alias: str) -> None:
+    declared.fail_ever_more_slowly.enqueue()
+    waits = []
+    for _ in range(4):
+        drain()
+        kept = DelayedMessage.objects.using(alias).get()
+        waits.append(round((kept.due - kept.stored_at).total_seconds(), -2))
+        DelayedMessage.objects.using(alias).update(due=Now() - timedelta(seconds=1))
+        eventually(lambda: dispatch_due(alias) or TaskQueue.objects.using(alias).exists())
+
+    assert waits == [1000, 2000, 3500, 3500]
+
+
+def test_back_off_in_the_options_of_the_backend_is_that_of_tasks_without_their_own(
+    configure: Any, backend: Any, drain: Any, alias: str
+) -> None:
+    configure(attempts=5, retry_delay=500, retry_backoff=3, retry_jitter=0, immediate_retries=0)
+    declared.fail.enqueue()
+    waits = []
+    for _ in range(2):
+        drain()
+        kept = DelayedMessage.objects.using(alias).get()
+        waits.append(round((kept.due - kept.stored_at).total_seconds(), -2))
+        DelayedMessage.objects.using(alias).update(due=Now() - timedelta(seconds=1))
+        eventually(lambda: dispatch_due(alias) or TaskQueue.objects.using(alias).exists())
+
+    assert waits == [500, 1500]
+
+
 def test_attempts_of_the_backend_are_those_of_tasks_that_say_nothing(configure: Any, backend: Any, drain: Any) -> None:
     configure(attempts=2, retry_delay=0)
     result = declared.fail.enqueue()

@@ -1,0 +1,107 @@
+"""Statistics per task, for ``queuestats``, metrics and alerts: rows named ``task:<path>``, beside that of the queue.
+
+A task without messages has no row. At most ``LIMIT`` rows of each table are counted; beyond that the counts are lower
+bounds, and ``exact`` is False. The paths are those of message headers, so their number is bounded as well: the tasks
+with the fewest messages are added up as ``task:(others)``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from django.db import connections, router
+from django.db.models import Count, Min, Q
+
+from ...models import DelayedMessage, Now, PoisonMessage
+from ...operations import statistics
+from ...operations.safe_reads import Reader
+from ...operations.statistics import QueueStats, head_of
+from ...sql import backend_of
+from .consumers import backends, queue_of
+from .serialization import TaskHeaders
+
+PREFIX, OTHERS = "task:", "task:(others)"
+#: Tasks of one database that have a row of their own.
+MAX_TASKS = 200
+
+
+def install() -> None:
+    """Add the statistics to those of all queues."""
+    statistics.sources.append(task_stats)
+
+
+def task_stats(alias: str, reader: Reader) -> list[QueueStats]:
+    """The statistics of the tasks in one database; none where it has no queue of tasks, or they cannot be read."""
+    queues = {queue for backend in backends() if (queue := queue_of(backend)) is not None}
+    own = [queue for queue in queues if (router.db_for_read(queue) or "default") == alias]
+    found, _ = reader.read(lambda: _read(alias, own)) if own else ([], "")
+    return found or []
+
+
+def _read(alias: str, queues: list[Any]) -> list[QueueStats]:
+    stats: dict[str, QueueStats] = {}
+    inexact: set[str] = set()
+
+    def of(path: str) -> QueueStats:
+        if path not in stats:
+            stats[path] = QueueStats(PREFIX + path, "", alias, "", waiting=0, leased=0, expired=0, delayed=0, poison=0)
+        return stats[path]
+
+    now = backend_of(connections[alias]).now(connections[alias])
+    leased, expired = Q(lease_expires__gte=Now()), Q(expires__lte=Now())
+    for queue in queues:
+        rows, exact = head_of(queue._base_manager.using(alias))
+        inexact |= set() if exact else {"waiting"}
+        # Most messages of one task have equal headers.
+        figures = rows.values("headers").annotate(
+            leased=Count("pk", filter=leased),
+            expired=Count("pk", filter=expired & ~leased),
+            total=Count("pk"),
+            oldest=Min("enqueued_at", filter=~(leased | expired) | Q(lease_expires=None, expires=None)),
+        )
+        for row in figures:
+            one = of(_path(row["headers"]))
+            one.leased, one.expired = (one.leased or 0) + row["leased"], (one.expired or 0) + row["expired"]
+            one.waiting = (one.waiting or 0) + row["total"] - row["leased"] - row["expired"]
+            if row["oldest"] is not None:
+                one.oldest_seconds = max(one.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds())
+    labels = [queue._meta.label for queue in queues]
+    rows, exact = head_of(DelayedMessage.objects.using(alias).filter(destination__in=labels))
+    inexact |= set() if exact else {"delayed"}
+    for headers, count in rows.values_list("headers").annotate(Count("pk")):
+        of(_path(headers)).delayed = (of(_path(headers)).delayed or 0) + count
+    unresolved = PoisonMessage.objects.using(alias).filter(queue__in=labels, status=PoisonMessage.Status.UNRESOLVED)
+    rows, exact = head_of(unresolved)
+    inexact |= set() if exact else {"poison"}
+    for path, count in rows.values_list("message_type").annotate(Count("pk")):
+        of(path).poison = (of(path).poison or 0) + count
+    _join_others(stats, alias)
+    for one in stats.values():
+        one.exact, one.delayed_exact, one.poison_exact = (
+            name not in inexact for name in ("waiting", "delayed", "poison")
+        )
+    return [stats[path] for path in sorted(stats)]
+
+
+@lru_cache(maxsize=1024)
+def _path(headers: str) -> str:
+    return TaskHeaders.by(headers).path
+
+
+def _join_others(stats: dict[str, QueueStats], alias: str) -> None:
+    """Add up the tasks with the fewest messages, so that ``MAX_TASKS`` rows remain."""
+    if len(stats) <= MAX_TASKS:
+        return
+
+    def total(found: list[QueueStats], name: str) -> int:
+        return sum(getattr(one, name) or 0 for one in found)
+
+    names = ("waiting", "leased", "expired", "delayed", "poison")
+    by_size = sorted(stats, key=lambda path: (-sum(total([stats[path]], name) for name in names), path))
+    joined = [stats.pop(path) for path in by_size[MAX_TASKS - 1 :]]
+    others = QueueStats(OTHERS, "", alias, "", note=f"{len(joined)} tasks")
+    for name in names:
+        setattr(others, name, total(joined, name))
+    others.oldest_seconds = max((one.oldest_seconds for one in joined if one.oldest_seconds is not None), default=None)
+    stats[OTHERS.removeprefix(PREFIX)] = others
