@@ -12,7 +12,9 @@ from .consumers import (
     check_encoding,
     check_served,
     check_subscriptions,
+    check_types,
     check_versions,
+    check_workers_installed,
 )
 from .flow import check_flow, check_order
 from .journal import check_journal
@@ -43,5 +45,7 @@ __all__ = [
     "check_subscriptions",
     "check_tables",
     "check_topics",
+    "check_types",
     "check_versions",
+    "check_workers_installed",
 ]

@@ -1,4 +1,4 @@
-"""What is wrong with the copies that consumers get: where their subscriptions are kept, and who serves them."""
+"""What is wrong with consumers: the types that they take, the copies that they get, and what runs them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from types import CodeType
 from typing import Any
 
+from django.apps import apps
 from django.core import checks
 from django.core.checks import Tags, Warning, register
 from django.db import Error, connections, router
@@ -25,6 +26,9 @@ from ..operations import migrating
 from ..operations.statistics import queue_stats
 from ..sql import backend_of
 from ..topics.backfill import is_over_journal
+
+#: The label of the app with the worker commands, in a checkout and in an installed project.
+WORKERS_APP = "queueapp_workers"
 
 
 @register(Tags.models)
@@ -59,6 +63,42 @@ def check_subscriptions(**_: Any) -> list[Any]:
                 )
             )
     return found
+
+
+@register(Tags.models)
+def check_workers_installed(**_: Any) -> list[Any]:
+    """W013: there are consumers, and no command that runs them."""
+    installed = any(config.label == WORKERS_APP for config in apps.get_app_configs())
+    if installed or not (received := sorted(queue._meta.label for queue in registered.queues())):
+        return []
+    text = f"{', '.join(received[:5])}{', …' if len(received) > 5 else ''}: consumers are declared"
+    return [
+        Warning(
+            f"{text}, and 'queueapp.workers' is not in INSTALLED_APPS: there is no command runqueueworker.",
+            hint="Add it, or silence this check in a process that only sends.",
+            id="queueapp.W013",
+        )
+    ]
+
+
+@register(Tags.models)
+def check_types(**_: Any) -> list[Any]:
+    """W014: a consumer takes a type that cannot be sent to its queue."""
+    return [
+        Warning(
+            f"{registration.name} takes {registration.type_name or 'messages without a type'}, which "
+            f"{queue._meta.label} does not accept: it gets no message.",
+            hint="Add the type to the queue's Delivery.types, or remove the consumer.",
+            obj=queue,
+            id="queueapp.W014",
+        )
+        for queue in registered.queues()
+        if (accepted := queue.delivery.accepted_types) is not None
+        for registration in registered.of(queue)
+        if registration.finder is None
+        and accepted.isdisjoint(registration.type_names)
+        and not any(registration.knows(name) for name in accepted)
+    ]
 
 
 @register(Tags.database)

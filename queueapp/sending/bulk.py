@@ -19,6 +19,7 @@ from ..models.delivery import OnConflict
 from ..sql.message_columns import RUN_LENGTH, Outgoing, Run, runs_of
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
+from .accepted_types import check_type
 from .body_encoding import refuse_encryption_subject
 from .correlation import with_correlation
 from .enqueue_expressions import apply_rules
@@ -157,6 +158,7 @@ def _entered(
 ) -> Iterator[Outgoing]:
     """Single messages, because expressions make them differ; evaluated once for all copies."""
     for one in given:
+        check_type(queue, one.cls, one.headers, like.recipient)
         recipients = _recipients(one, like, known)
         for identity, body in zip(map(as_uuid, one.ids), one.bodies, strict=True):
             headers = messages.to_nservicebus(one.headers, identity) if queue.wire_format else one.headers
@@ -180,6 +182,7 @@ def _recipients(one: Encoded, like: Outgoing, known: fanout.Subscribers | None) 
 
 def _runs_for(queue: Any, given: Iterable[Encoded], like: Outgoing, known: fanout.Subscribers | None) -> Iterator[Run]:
     for one in given:
+        check_type(queue, one.cls, one.headers, like.recipient)
         recipients = _recipients(one, like, known)
         if queue.wire_format:
             yield from _foreign_runs(like, one.headers, one.ids, one.bodies, recipients)

@@ -19,6 +19,7 @@ from ..sql import queue_sql
 from ..sql.inserts import NOT_FINITE, Source
 from ..telemetry import tracing
 from . import early_acks
+from .accepted_types import check_type
 from .correlation import with_correlation
 from .options import CarriedOptions, SelectOptions
 from .recipients import refuse_unknown_recipient
@@ -58,6 +59,7 @@ def send_from(
     source = _source(queue, rows, params, connection)
     identity = messages.first_of_many()
     stored = messages.json_headers(of, headers)
+    check_type(queue, of or dict, stored, recipient)
     if queue.wire_format:
         raise InvalidMessage(
             f"send_from is not for {queue._meta.label}: its wire format has the id of each message in it."

@@ -28,6 +28,7 @@ from ..sql.message_columns import OPTIONS, TIMES, Outgoing
 from ..sql.tables import StoreTable
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
+from .accepted_types import check_type
 from .body_encoding import encode_body, refuse_encryption_subject
 from .correlation import with_correlation
 from .enqueue_expressions import apply_rules
@@ -134,6 +135,7 @@ def build_message(
     refuse_encryption_subject(queue, headers)
     told = with_addresses(headers, correlation_id, reply_to)
     stored_headers, data = messages.encode(body, told, queue.delivery.message_type)
+    check_type(queue, type(body), stored_headers, recipient)
     if queue.wire_format:
         stored_headers = messages.to_nservicebus(stored_headers, identity)
     message = build_outgoing(

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from queueapp.checks import check_served, check_subscriptions
+from queueapp import checks
+from queueapp.checks import check_served, check_subscriptions, check_types, check_workers_installed
+from queueapp.consuming.registry import registered
 from queueapp.models import Now, Subscriber, Subscription
 from queueapp.operations import subscriptions
 from tests.testapp.messages import Nop
-from tests.testapp.models import Addressed, AddressedUrgent
+from tests.testapp.models import Addressed, AddressedUrgent, Leased
 from tests.testapp.ordering import FencedAddressed
 
 KIND = "tests.testapp.messages.Nop"
@@ -72,3 +74,29 @@ def test_a_name_from_a_message_reaches_the_terminal_escaped() -> None:
     for text in (found.msg, found.hint):
         assert text.isprintable(), text
         assert "⟨U+001B⟩" in text
+
+
+def test_check_warns_of_consumers_that_no_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """queueapp.W013"""
+    assert check_workers_installed() == []
+    monkeypatch.setattr(checks.consumers, "WORKERS_APP", "not_installed")
+
+    (found,) = check_workers_installed()
+
+    assert found.id == "queueapp.W013"
+    assert "'queueapp.workers' is not in INSTALLED_APPS" in found.msg
+
+
+def test_check_warns_of_a_consumer_of_a_type_that_its_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """queueapp.W014"""
+    assert check_types() == []
+    names = {name for one in registered.of(Leased) for name in one.type_names}
+    monkeypatch.setattr(Leased.delivery, "accepted_types", frozenset({*names, "another"}))
+    assert check_types() == []
+    monkeypatch.setattr(Leased.delivery, "accepted_types", frozenset({"another"}))
+
+    found = check_types()
+
+    assert {one.id for one in found} == {"queueapp.W014"}
+    assert len(found) == len(registered.of(Leased))
+    assert "which testapp.Leased does not accept" in found[0].msg

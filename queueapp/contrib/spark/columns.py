@@ -118,6 +118,11 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
                 f"Column {field.name} of the DataFrame for queue {target.label} is {field.dataType.simpleString()}; "
                 f"it must be {words}."
             )
+    if target.accepted_types is not None and ("headers" in names or "" not in target.accepted_types):
+        raise InvalidDataFrame(
+            f"Queue {target.label} accepts some types only (Delivery.types), and these rows name none, or one each: "
+            "name the message's class in option message_type."
+        )
     missing = [name for name in names if not target.table.has(name)]
     if missing:
         raise InvalidDataFrame(f"The table of queue {target.label} has no columns for {listed(missing)}.")
@@ -154,6 +159,11 @@ def _computed(target: QueueTarget) -> tuple[str, ...]:
 
 def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> Plan:
     cls = load_message_type(message_type)
+    if target.accepted_types is not None and target.accepted_types.isdisjoint(messages.type_names(cls)):
+        accepted = listed(sorted(name or "messages without a type" for name in target.accepted_types))
+        raise InvalidDataFrame(
+            f"A {message_type} is not accepted by queue {target.label}: its Delivery.types are {accepted}."
+        )
     fields = message_fields(cls)
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in fields]

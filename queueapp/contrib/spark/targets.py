@@ -44,6 +44,8 @@ class QueueTarget:
     encrypts: bool = False
     #: A callable of the project computes dedupe keys from bodies.
     computes_keys: bool = False
+    #: The names of the types that it accepts (``Delivery.types``); None: all.
+    accepted_types: frozenset[str] | None = None
 
     @property
     def label(self) -> str:
@@ -97,6 +99,7 @@ def take_snapshot(using: str | None = None) -> Snapshot:
                 entering=_entering(queue),
                 encrypts=delivery.encrypts,
                 computes_keys=callable(delivery.dedupe_key),
+                accepted_types=delivery.accepted_types,
             )
         )
     return Snapshot(

@@ -81,6 +81,8 @@ class Delivery(DeliveryOptions):
     fillfactor: int
     #: Whether messages are evaluated when they enter the queue.
     has_expressions: bool
+    #: The names of ``types``; None: all.
+    accepted_types: frozenset[str] | None
     timeout: timedelta | None
     retry_delay: timedelta | None
     retry_delay_increase: timedelta | None
@@ -94,6 +96,7 @@ class Delivery(DeliveryOptions):
         if self.given.get("fillfactor") is None:
             self.fillfactor = _FILLFACTOR[self.semantics]
         self.has_expressions = bool(topics.expressions_of(self))
+        self.accepted_types = topics.accepted_names(self.types)
 
     @property
     def others_may_end(self) -> bool:

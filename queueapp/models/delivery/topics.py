@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ... import messages
@@ -49,6 +50,13 @@ def _is_text(value: Any) -> bool:
     return bool(value.strip())
 
 
+def _are_types(value: Any) -> bool:
+    return bool(value) and all(
+        bool(one.strip()) if isinstance(one, str) else isinstance(one, type) and (one is dict or messages.is_typed(one))
+        for one in value
+    )
+
+
 OPTIONS: tuple[Option, ...] = (
     Option("name", str, None, "Name of the queue for publishers and subscribers (AMPS' Name); None: the name of the "
                               "class.",
@@ -80,6 +88,16 @@ OPTIONS: tuple[Option, ...] = (
         "added.",
         accept=_is_text,
     ),
+    Option(
+        "types",
+        tuple,
+        None,
+        "Message types that may be sent to the queue: classes, names of types, and `dict` for messages without a type. "
+        "A message of another type is refused; a subclass of a class is accepted. None: all.",
+        optional=True,
+        accept=_are_types,
+        words="a tuple of message classes, names of types, or dict, or None",
+    ),
     Option("filter", str, None, "An expression: only messages that it matches enter the queue (AMPS' Filter); None: "
                                 "all.",
            optional=True, accept=_is_text),
@@ -101,6 +119,13 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
+def accepted_names(types: Iterable[Any] | None) -> frozenset[str] | None:
+    """The names of the types that a queue accepts; None: all."""
+    if types is None:
+        return None
+    return frozenset(name for one in types for name in ((one,) if isinstance(one, str) else messages.known_as(one)))
+
+
 class TopicOptions:
     """The types of these options."""
 
@@ -108,6 +133,7 @@ class TopicOptions:
     underlying_topic: str | None
     default_publish_target: str | None
     message_type: str
+    types: tuple[type | str, ...] | None
     filter: str | None
     file_backed_metadata: FileBackedMetadata | str | bool | None
     distribution: Distribution | str

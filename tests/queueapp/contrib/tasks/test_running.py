@@ -222,7 +222,7 @@ def test_retries_of_a_task_wait_twice_as_long_each_time_up_to_a_bound(backend: A
         kept = DelayedMessage.objects.using(alias).get()
         waits.append(round((kept.due - kept.stored_at).total_seconds(), -2))
         DelayedMessage.objects.using(alias).update(due=Now() - timedelta(seconds=1))
-        eventually(lambda: dispatch_due(alias) or TaskQueue.objects.using(alias).exists())
+        eventually(lambda: dispatch_due(alias, 10) or TaskQueue.objects.using(alias).exists())
 
     assert waits == [1000, 2000, 3500, 3500]
 
@@ -238,7 +238,7 @@ def test_back_off_in_the_options_of_the_backend_is_that_of_tasks_without_their_o
         kept = DelayedMessage.objects.using(alias).get()
         waits.append(round((kept.due - kept.stored_at).total_seconds(), -2))
         DelayedMessage.objects.using(alias).update(due=Now() - timedelta(seconds=1))
-        eventually(lambda: dispatch_due(alias) or TaskQueue.objects.using(alias).exists())
+        eventually(lambda: dispatch_due(alias, 10) or TaskQueue.objects.using(alias).exists())
 
     assert waits == [500, 1500]
 
