@@ -103,7 +103,9 @@ def test_a_neighbour_that_is_in_hand_each_time_a_killer_strikes_is_not_buried_be
         scene.send(queue, f"neighbour of {queue.__name__}", sleep_ms=1500)
     scene.workers("testapp.Leased", "testapp.Transactional", "--concurrency=2")
 
-    wait_until(lambda: scene.effects() == 2, "the neighbours have their effects")
+    # The process may die between the effect of the leased one and its ack: then that has two.
+    neighbours = [f"neighbour of {queue.__name__}" for queue in (Leased, Transactional)]
+    wait_until(lambda: all(scene.effects(key) for key in neighbours), "the neighbours have their effects")
     verdict = scene.drained()
     assert verdict.faultless, verdict
     assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
@@ -129,8 +131,7 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
     verdict = scene.drained()
     assert verdict.faultless, verdict
     assert scene.starts("in hand") == [1, 2]
-    assert [scene.starts(key) for key in rest] == [[1]] * len(rest)
-    assert verdict.duplicates["at_least_once"] == 0
+    assert [scene.starts(key)[0] for key in rest] == [1] * len(rest), "no attempt was counted"
 
 
 @on_both
