@@ -48,7 +48,8 @@ class Purged(NamedTuple):
 
 
 def pause(queue: Any, *, by: Any = None, using: str | None = None) -> bool:
-    """Stop the workers from receiving from a queue; sending goes on. False: it was paused already.
+    """Stop the workers from receiving from a queue; sending goes on. False: it was paused already. As all that sets an
+    option of a queue, it is part of the caller's transaction: workers see it after the commit.
 
     Workers apply it within a peek delay and handle the messages in flight to their end. ``by`` is the user for the log.
     """

@@ -1,31 +1,38 @@
 """Running handlers: their progress, and requests to stop one.
 
 Both use rows that every worker reads and writes anyway: the heartbeat of a process has the progress of its handlers,
-the control row of a queue has the requests.
+the control row of a queue has the requests. Neither is part of the caller's transaction: a request has to reach the
+handler now and stays when the transaction is rolled back, and progress is read as it is now.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from django.db import connections, router, transaction
+from django.db import Error, connections, router, transaction
 
 from .. import registry
 from ..errors import InvalidMessage
 from ..failures.history import clean
 from ..models import Now, QueueControl, Subscriber
 from ..models.subscribers import parse_json_list
+from ..sending.isolation import in_transaction, outside_transaction
 from ..sending.validation import alias_of
-from ..sql import backend_of
+from ..sql import ErrorKind, backend_of
 from .control import log
 
 #: How long requests are kept, for workers that do not answer at the moment, and how many per queue.
 KEPT, MAX_REQUESTS = timedelta(minutes=10), 200
+#: Milliseconds that a request waits for the control row of its queue.
+LOCK_WAIT_MS = 2_000
+
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +64,19 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
     or its handler reports none. ``using``: the queue's database (default: all databases with queues)."""
     for alias in [using] if using is not None else _databases_with_queues():
         rows = Subscriber.objects.using(alias).filter(progress__contains=str(message_id), alive_until__gt=Now())
-        for row in rows.order_by("-heartbeat_at"):
+        for row in _as_of_now(alias, lambda rows=rows: list(rows.order_by("-heartbeat_at"))):  # type: ignore[misc]
             for one in progress_in(row):
                 if one.message_id == message_id:
                     return one
     return None
+
+
+def _as_of_now(alias: str, read: Callable[[], _ResultT]) -> _ResultT:
+    """Read beside the open transaction if that does not see what others commit."""
+    connection = connections[alias]
+    if in_transaction(connection) and backend_of(connection).sessions.has_fixed_snapshot(connection):
+        return outside_transaction(alias, read)
+    return read()
 
 
 def progress_in(row: Subscriber) -> Iterator[Progress]:
@@ -96,7 +111,8 @@ def cancel_running(
     using: str | None = None,
 ) -> bool:
     """Ask the running handler of a message to stop; returns whether any live worker was asked. Workers read the request
-    within a second, or within their peek delay if that is longer.
+    within a second, or within their peek delay if that is longer, also when the caller has a transaction open; a
+    rollback does not undo it.
 
     An async handler is cancelled; a sync handler sees ``context.cancelled`` and is interrupted after ``CANCEL_GRACE``.
     Its message becomes poison with the reason, or is deleted (``discard``), and no attempt is counted; if the handler
@@ -119,16 +135,31 @@ def cancel_running(
     asked = False
     for alias, label in targets:
         if label in _live_queues(alias):
-            _ask(alias, label, message_id, clean(reason, 200), discard)
+            _ask_now(alias, partial(_ask, alias, label, message_id, clean(reason, 200), discard))
             asked = True
     if by is not None and queue is not None:
         log(by, queue, f"Asked the handler of message {message_id} to stop. {reason}".strip())
     return asked
 
 
+def _ask_now(alias: str, ask: Callable[[], None]) -> None:
+    """Ask in a transaction of its own. If the caller's has changed the control row of the queue, this one would wait
+    for it: then the request is part of the caller's transaction."""
+    connection = connections[alias]
+    if not in_transaction(connection):
+        ask()
+        return
+    try:
+        outside_transaction(alias, ask)
+    except Error as error:
+        if backend_of(connection).error_kind(error) is not ErrorKind.LOCKED:
+            raise
+        ask()
+
+
 def _ask(alias: str, label: str, message_id: uuid.UUID, reason: str, discard: bool) -> None:
     connection = connections[alias]
-    with transaction.atomic(using=alias):
+    with transaction.atomic(using=alias), backend_of(connection).sessions.lock_timeout(connection, LOCK_WAIT_MS):
         rows = QueueControl.objects.using(alias)
         rows.get_or_create(queue=label)
         # Locked, so that two requests at once do not overwrite each other.
@@ -149,10 +180,9 @@ def _is_new(one: Any, now: datetime) -> bool:
 
 
 def _live_queues(alias: str) -> set[str]:
-    rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now())
-    return set(rows.order_by().values_list("queue", flat=True).distinct()) & {
-        one._meta.label for one in registry.queues
-    }
+    rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).order_by()
+    live = _as_of_now(alias, lambda: set(rows.values_list("queue", flat=True).distinct()))
+    return live & {one._meta.label for one in registry.queues}
 
 
 def _databases_with_queues() -> list[str]:

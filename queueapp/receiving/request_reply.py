@@ -27,6 +27,7 @@ from ..errors import InvalidOption, NoReply, QueueError, UndecodableMessage
 from ..messages.well_known_headers import WellKnown
 from ..models.delivery.topics import content_type_of
 from ..notifier import CHANNEL
+from ..sending.isolation import in_transaction
 from ..sending.validation import alias_of, milliseconds
 from ..sql import ErrorKind, backend_of, nonblocking, queue_sql
 from ..sql.message_columns import Row
@@ -135,11 +136,11 @@ def _request(
     milliseconds("timeout", timedelta(0) if timeout is None else timeout, low=1)
     _refuse_consumed(reply_queue)
     alias, of_replies = alias_of(queue, using), alias_of(reply_queue)
-    if connections[of_replies].in_atomic_block or (connections[alias].in_atomic_block and not options.get("isolated")):
+    waits_for_commit = in_transaction(connections[alias]) and not options.get("isolated")
+    if waits_for_commit or in_transaction(connections[of_replies]):
         raise QueueError(
             f"An answer from {queue._meta.label} cannot be waited for in a transaction: the request is invisible "
-            "before the "
-            "commit. Call request() outside of atomic()."
+            "before the commit. Call request() outside of atomic(), and with autocommit."
         )
     identity = options.pop("message_id", None) or messages.new_id()
     correlation = options.pop("correlation_id", None) or str(identity)

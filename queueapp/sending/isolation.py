@@ -73,9 +73,15 @@ def atomic_on(connection: Any) -> Iterator[None]:
         connection.set_autocommit(True)
 
 
+def in_transaction(connection: Any) -> bool:
+    """Whether what is written on this connection waits for a commit of its user: in ``atomic()``, or without
+    autocommit."""
+    return bool(connection.in_atomic_block or not connection.get_autocommit())
+
+
 def outside_transaction(alias: str, work: Callable[[], _ResultT]) -> _ResultT:
     """Call ``work`` outside of a transaction that this thread has open: in a thread with a connection of its own."""
-    if not connections[alias].in_atomic_block:
+    if not in_transaction(connections[alias]):
         return work()
     result: list[_ResultT] = []
     failure: list[BaseException] = []

@@ -20,7 +20,7 @@ from django.utils import timezone
 from ...delayed import is_built_in, store_of
 from ...errors import KeyMissing, UndecodableMessage
 from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
-from ...sending.isolation import outside_transaction
+from ...sending.isolation import in_transaction, outside_transaction
 from ...sql import backend_of, nonblocking
 from .compat import TaskError, TaskResult, TaskResultStatus
 from .import_task import restored
@@ -96,7 +96,7 @@ def read_current(queue: Any, alias: str, identity: uuid.UUID) -> Any:
     connection = connections[alias]
     if (
         (result is None or not result.is_finished)
-        and connection.in_atomic_block
+        and in_transaction(connection)
         and backend_of(connection).sessions.has_fixed_snapshot(connection)
     ):
         # None: the task was enqueued in the open transaction.

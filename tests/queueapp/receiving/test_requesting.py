@@ -227,6 +227,17 @@ def test_in_a_block_of_the_callers_as_well() -> None:
         ask(1, isolated=True)
 
 
+@real_commits
+def test_nor_without_autocommit() -> None:
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(QueueError, match="outside of atomic.*, and with autocommit"):
+            ask(1)
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
 @pytest.mark.parametrize("wrong", [None, "testapp.Short", Short()])
 def test_what_is_no_queue_cannot_take_answers(wrong: Any) -> None:
     with pytest.raises(InvalidOption, match="reply_queue"):

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -30,12 +31,20 @@ from queueapp.consuming.context import checked
 from queueapp.consuming.registry import registered
 from queueapp.failures.requeue_poison import requeue
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.operations import control, running_handlers
+from queueapp.sending.isolation import outside_transaction
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional, Urgent
 
 SEMANTICS = (Leased, Transactional, AtMostOnce)
+
+
+class Rollback(Exception):
+    """Undoes a transaction."""
+
+
 _soon = threading.Event()
 
 
@@ -97,6 +106,57 @@ def test_how_far_a_handler_is_can_be_read_while_it_runs(alias: str, queue: type[
     assert progress_of(uuid.uuid4(), using=alias) is None
     release.set()
     eventually(lambda: progress_of(identity, using=alias) is None)
+
+
+@real_commits
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_a_handler_is_asked_to_stop_from_within_a_transaction_that_never_sees_it_end(start: Any, ends: str) -> None:
+    begun = threading.Event()
+
+    @consumer(Leased, name="endless")
+    def work(message: dict, context: Context) -> None:
+        context.progress(1, 2)
+        begun.set()
+        wait_until()
+
+    with suppress(Rollback), transaction.atomic():
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT 1")
+        assert not Subscriber.objects.exists(), "the snapshot is older than the worker"
+        start(Leased)
+        identity = outside_transaction("default", lambda: Leased.send({}))
+        assert begun.wait(30)
+        eventually(lambda: progress_of(identity))
+        assert cancel_running(identity, queue=Leased, reason="enough")
+        eventually(lambda: outside_transaction("default", PoisonMessage.objects.exists))
+        if ends == "rollback":
+            raise Rollback
+
+    assert "enough" in PoisonMessage.objects.get().reason
+
+
+@real_commits
+def test_a_request_of_a_transaction_that_has_paused_the_queue_does_not_wait_for_itself(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_handlers, "LOCK_WAIT_MS", 50)
+    begun = threading.Event()
+
+    @consumer(Leased, name="endless")
+    def work(message: dict) -> None:
+        begun.set()
+        wait_until()
+
+    start(Leased)
+    identity = Leased.send({})
+    assert begun.wait(30)
+    with transaction.atomic():
+        control.pause(Leased)
+        assert cancel_running(identity, queue=Leased)
+
+    eventually(PoisonMessage.objects.exists)
 
 
 @real_commits
