@@ -52,9 +52,18 @@ class Evaluation:
 
 
 def bound_of(name: str, queue: str) -> Any:
-    """The bound of a queue, or the one for all queues; None without any."""
+    """The bound of a queue, or the one for all queues; None without any. What is within a queue (``celery:mail``) has
+    only a bound of its own: its messages are among those of the queue."""
     given = settings.ALERTS.get(name)
+    if statistics.is_part(queue):
+        return given.get(queue) if isinstance(given, dict) else None
     return given.get(queue, given.get("*")) if isinstance(given, dict) else given
+
+
+def bounded_parts() -> set[str]:
+    """The names of what is within a queue and has a bound."""
+    given = [settings.ALERTS.get(name) for name in ("max_age", "max_waiting")]
+    return {name for bounds in given if isinstance(bounds, dict) for name in bounds if statistics.is_part(name)}
 
 
 def has_rule(kind: str, queue: str) -> bool:
@@ -83,7 +92,7 @@ def evaluate(alias: str, queues: Iterable[Any]) -> Evaluation:
     if has_rule(POISON, ""):
         _poison(alias, set(by_label), found)
     bounded = [queue for label, queue in by_label.items() if has_rule(AGE, label) or has_rule(DEPTH, label)]
-    for stats in statistics.queue_stats(bounded) if bounded else ():
+    for stats in [*(statistics.queue_stats(bounded) if bounded else ()), *_parts(alias)]:
         if stats.waiting is None:
             continue
         age: timedelta | None = bound_of("max_age", stats.queue)
@@ -101,6 +110,19 @@ def evaluate(alias: str, queues: Iterable[Any]) -> Evaluation:
                 text = f"{stats.queue}: more than {depth} {messages}"
                 found.conditions.append(Condition(DEPTH, stats.queue, "", text))
     return found
+
+
+def _parts(alias: str) -> list[statistics.QueueStats]:
+    """The statistics of what is within a queue and has a bound. What can be read and has no row has no messages."""
+    names = bounded_parts()
+    if not names:
+        return []
+    rows, readable = statistics.parts_of(alias)
+    return [
+        rows.get(name) or statistics.QueueStats(name, "", alias, "", waiting=0)
+        for name in sorted(names)
+        if name.startswith(tuple(readable))
+    ]
 
 
 def _poison(alias: str, labels: set[str], found: Evaluation) -> None:

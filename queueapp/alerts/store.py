@@ -18,6 +18,7 @@ from django.db.models import F, Q
 from .. import registry
 from ..conf import settings
 from ..models import Alert, Now, Subscriber
+from ..operations.statistics import is_part
 from . import channels
 from .conditions import DEAD_WORKER, Condition, Evaluation, dead_worker, has_rule, has_successor, is_removed
 
@@ -96,7 +97,7 @@ def reconcile(alias: str, evaluation: Evaluation, labels: Collection[str]) -> No
 
 
 def _is_obsolete(alert: Alert, labels: Collection[str]) -> bool:
-    if alert.queue in labels:
+    if alert.queue in labels or is_part(alert.queue):
         return not has_rule(alert.kind, alert.queue)
     return is_removed(alert.queue)
 
@@ -108,7 +109,11 @@ def close_without_settings(alias: str, may_continue: Callable[[], bool]) -> int:
         return 0
     labels = {queue._meta.label for queue in registry.queues if router.db_for_write(queue) == alias}
     alerts = Alert.objects.using(alias)
-    keys = [key for key, queue in alerts.values_list("pk", "queue") if queue in labels or is_removed(queue)]
+    keys = [
+        key
+        for key, queue in alerts.values_list("pk", "queue")
+        if queue in labels or is_part(queue) or is_removed(queue)
+    ]
     return alerts.filter(pk__in=keys).delete()[0] if keys else 0
 
 

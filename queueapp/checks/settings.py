@@ -12,6 +12,7 @@ from django.utils.module_loading import import_string
 from .. import delayed, inline
 from ..conf import settings
 from ..errors import InvalidOption
+from ..operations.statistics import is_part
 from ..registry import queues
 from ..telemetry import following
 
@@ -83,6 +84,7 @@ def _unknown_bounds() -> list[Warning]:
         for option in ("max_age", "max_waiting")
         if isinstance(given := settings.ALERTS.get(option), dict)
         for name in sorted(given.keys() - labels)
+        if not is_part(name)
     ]
 
 

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from .. import registry
 from ..errors import InvalidOption, QueueNotFound
 from ..operations.autoscale import MAX_LATE_SECONDS, ScalingRule, desired_workers_for
+from ..operations.statistics import is_part
 from .permissions import cached_stats, requires_metrics_access
 
 #: The query parameters beside ``queue``.
@@ -28,7 +29,9 @@ def autoscale(request: HttpRequest) -> HttpResponse:
     """
     try:
         rule = rule_of({name: request.GET[name] for name in request.GET if name != "queue"})
-        labels = {registry.queues.find(name)._meta.label for name in request.GET.getlist("queue")}
+        labels = {
+            name if is_part(name) else registry.queues.find(name)._meta.label for name in request.GET.getlist("queue")
+        }
     except InvalidOption as error:
         return _refused(str(error), 400)
     except QueueNotFound as error:
@@ -36,6 +39,8 @@ def autoscale(request: HttpRequest) -> HttpResponse:
     # The default leaves out the lines that belong to no queue, such as (dispatcher).
     labels = labels or {queue._meta.label for queue in registry.queues}
     queues = [desired_workers_for(stats, rule) for stats in cached_stats() if stats.queue in labels]
+    if missing := sorted(labels - {each.queue for each in queues}):
+        return _refused(str(QueueNotFound(missing[0])), 404)
     known = all(each.desired is not None for each in queues)
     answer = {
         "desired": sum(each.desired or 0 for each in queues) if known else None,

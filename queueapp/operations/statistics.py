@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, router
 from django.db.models import Count
@@ -47,9 +47,21 @@ NO_PROCESS = {
 }
 
 
-#: Further statistics of a database, as of the queues within a queue: (alias, reader) -> rows. Filled by apps in
-#: ``contrib``.
-sources: list[Callable[[str, Reader], list[QueueStats]]] = []
+class Source(NamedTuple):
+    """Statistics within a queue, as of the Celery queues: rows whose names begin with ``prefix``. ``read``: (alias,
+    reader) -> the rows of a database; None: they cannot be read."""
+
+    prefix: str
+    read: Callable[[str, Reader], list[QueueStats] | None]
+
+
+#: Filled by apps in ``contrib``.
+sources: list[Source] = []
+
+
+def is_part(name: str) -> bool:
+    """Whether a name is that of a row of ``sources``, and not of a queue."""
+    return any(name.startswith(source.prefix) for source in sources)
 
 
 @dataclass
@@ -133,8 +145,32 @@ def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
             database = databases[alias]
             found += [*database.of_no_queues(), *database.of_unknown_queues()]
             for source in sources:
-                found += source(alias, database.reader)
+                found += source.read(alias, database.reader) or []
     return found
+
+
+def stats_by_name(names: Iterable[str]) -> list[QueueStats]:
+    """The statistics of these queues, by label, table, or name of a row of ``sources``. Raises QueueNotFound."""
+    wanted = list(dict.fromkeys(names))
+    found = queue_stats(dict.fromkeys(registry.queues.find(name) for name in wanted if not is_part(name)))
+    if parts := [name for name in wanted if is_part(name)]:
+        rows = {stats.queue: stats for stats in queue_stats() if is_part(stats.queue)}
+        if missing := [name for name in parts if name not in rows]:
+            raise QueueNotFound(missing[0], rows)
+        found += [rows[name] for name in parts]
+    return found
+
+
+def parts_of(alias: str) -> tuple[dict[str, QueueStats], list[str]]:
+    """The rows of ``sources`` in one database by name, and the prefixes of those that can be read."""
+    rows: dict[str, QueueStats] = {}
+    prefixes = []
+    for source in sources:
+        read = source.read(alias, Reader(alias))
+        if read is not None:
+            rows |= {stats.queue: stats for stats in read}
+            prefixes.append(source.prefix)
+    return rows, prefixes
 
 
 def unroutable_in(alias: str) -> list[tuple[str, Unroutable]]:

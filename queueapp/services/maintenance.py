@@ -394,6 +394,6 @@ class AlertEvaluator(Service):
             store.reconcile(self.alias, conditions.evaluate(self.alias, self._queues), labels)
             paused = pause_deadline()  # mail servers and webhooks are not the database
             try:
-                store.send_notifications(self.alias, labels)
+                store.send_notifications(self.alias, labels | conditions.bounded_parts())
             finally:
                 resume_deadline(paused)

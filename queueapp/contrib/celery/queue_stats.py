@@ -16,7 +16,7 @@ from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...models.subscribers import parse_json_list
 from ...operations import statistics
 from ...operations.safe_reads import Reader
-from ...operations.statistics import QueueStats, head_of
+from ...operations.statistics import QueueStats, Source, head_of
 from ...sql import backend_of
 from .models import BrokerQueue, DeclaredQueue
 
@@ -26,15 +26,15 @@ LABEL = BrokerQueue._meta.label
 
 def install() -> None:
     """Add the statistics to those of all queues."""
-    statistics.sources.append(celery_queue_stats)
+    statistics.sources.append(Source(PREFIX, celery_queue_stats))
 
 
-def celery_queue_stats(alias: str, reader: Reader) -> list[QueueStats]:
-    """The statistics of the Celery queues in one database; none if it has no broker tables, or they cannot be read."""
+def celery_queue_stats(alias: str, reader: Reader) -> list[QueueStats] | None:
+    """The statistics of the Celery queues in one database; none if it has no broker tables. None: they cannot be
+    read."""
     if router.db_for_read(BrokerQueue) != alias:
         return []
-    found, _ = reader.read(lambda: _read(alias))
-    return found or []
+    return reader.read(lambda: _read(alias))[0]
 
 
 def _read(alias: str) -> list[QueueStats]:

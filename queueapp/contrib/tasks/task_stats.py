@@ -16,7 +16,7 @@ from django.db.models import Count, Min, Q
 from ...models import DelayedMessage, Now, PoisonMessage
 from ...operations import statistics
 from ...operations.safe_reads import Reader
-from ...operations.statistics import QueueStats, head_of
+from ...operations.statistics import QueueStats, Source, head_of
 from ...sql import backend_of
 from .consumers import backends, queue_of
 from .serialization import TaskHeaders
@@ -28,15 +28,14 @@ MAX_TASKS = 200
 
 def install() -> None:
     """Add the statistics to those of all queues."""
-    statistics.sources.append(task_stats)
+    statistics.sources.append(Source(PREFIX, task_stats))
 
 
-def task_stats(alias: str, reader: Reader) -> list[QueueStats]:
-    """The statistics of the tasks in one database; none where it has no queue of tasks, or they cannot be read."""
+def task_stats(alias: str, reader: Reader) -> list[QueueStats] | None:
+    """The statistics of the tasks in one database; none where it has no queue of tasks. None: they cannot be read."""
     queues = {queue for backend in backends() if (queue := queue_of(backend)) is not None}
     own = [queue for queue in queues if (router.db_for_read(queue) or "default") == alias]
-    found, _ = reader.read(lambda: _read(alias, own)) if own else ([], "")
-    return found or []
+    return reader.read(lambda: _read(alias, own))[0] if own else []
 
 
 def _read(alias: str, queues: list[Any]) -> list[QueueStats]:

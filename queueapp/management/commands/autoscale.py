@@ -11,7 +11,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ... import registry
-from ...operations.autoscale import ScalingRule, desired_workers, statement_for
+from ...operations.autoscale import ScalingRule, desired_workers, desired_workers_for, statement_for
+from ...operations.statistics import stats_by_name
 from ..base_command import OperatorCommand
 
 
@@ -27,7 +28,9 @@ class Command(OperatorCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", nargs="*", help="Queues by label or table; default: all.")
+        parser.add_argument(
+            "queue", nargs="*", help="Queues by label, by table or as in queuestats (celery:mail); default: all."
+        )
         parser.add_argument(
             "--per-worker", type=int, default=1000, metavar="N", help="Messages per worker (default 1000)."
         )
@@ -45,13 +48,16 @@ class Command(OperatorCommand):
         rule = ScalingRule(
             options["per_worker"], None if late is None else timedelta(seconds=late), options["min"], options["max"]
         )
-        queues = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"])) or list(registry.queues)
+        names = options["queue"]
         if options["sql"]:
-            if len(options["queue"]) != 1:
+            if len(names) != 1:
                 raise CommandError("--sql needs exactly one queue.")
-            self.stdout.write(statement_for(queues[0], rule))
+            self.stdout.write(statement_for(registry.queues.find(names[0]), rule))
             return
-        found = desired_workers(queues, rule)
+        if names:
+            found = [desired_workers_for(stats, rule) for stats in stats_by_name(names)]
+        else:
+            found = desired_workers(registry.queues, rule)
         self.stdout.write(json.dumps([each.as_dict() for each in found], indent=2))
         if unknown := [each.queue for each in found if each.desired is None]:
             raise CommandError(f"Unknown: {', '.join(unknown)}.")

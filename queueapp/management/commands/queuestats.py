@@ -8,10 +8,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ... import registry
 from ...messages.escaping import in_one_line
 from ...operations.journal import all_journal_stats
-from ...operations.statistics import LIMIT, UNKNOWN, QueueStats, breaker_text, queue_stats, span
+from ...operations.statistics import LIMIT, UNKNOWN, QueueStats, breaker_text, queue_stats, span, stats_by_name
 from ..base_command import OperatorCommand, counted
 
 #: Characters shown of a name, which may come from a message, and of any other text.
@@ -32,7 +31,9 @@ class Command(OperatorCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("queue", nargs="*", help="Queues by label or table; default: all.")
+        parser.add_argument(
+            "queue", nargs="*", help="Queues by label, by table or as in queuestats (celery:mail); default: all."
+        )
         parser.add_argument(
             "--journal",
             action="store_true",
@@ -54,12 +55,11 @@ class Command(OperatorCommand):
                 raise CommandError("--journal cannot be combined with queues or --watch.")
             self._show_journals(options["json"])
             return
-        # A queue that is given twice, by label and by table, is shown once.
-        queues = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"])) or None
+        names = options["queue"]
         pause = threading.Event()
         try:
             while True:
-                incomplete = self._show(queues, options["json"], options["watch"])
+                incomplete = self._show(names, options["json"], options["watch"])
                 if not options["watch"]:
                     break
                 pause.wait(options["interval"])
@@ -88,9 +88,10 @@ class Command(OperatorCommand):
                     f"{topic.oldest.isoformat()} to {topic.newest.isoformat()}, {kept}{ended}"
                 )
 
-    def _show(self, queues: Any, as_json: bool, watch: bool) -> int:
+    def _show(self, names: list[str], as_json: bool, watch: bool) -> int:
         """Print the statistics, and on stderr the causes of unknown values; returns the number of queues with any."""
-        found = queue_stats(queues)
+        # A queue that is given twice, by label and by table, is shown once.
+        found = stats_by_name(names) if names else queue_stats()
         if as_json:
             self.write_json([stats.as_dict() for stats in found], indent=None if watch else 2)
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, NoReply, QueueError, arequest, consumer, request
 from queueapp.consuming.registry import registered
@@ -231,7 +231,7 @@ def test_in_a_block_of_the_callers_as_well() -> None:
 def test_nor_without_autocommit() -> None:
     connection.set_autocommit(False)
     try:
-        with pytest.raises(QueueError, match="outside of atomic.*, and with autocommit"):
+        with pytest.raises(QueueError, match=r"outside of atomic.*, and with autocommit"):
             ask(1)
     finally:
         connection.rollback()

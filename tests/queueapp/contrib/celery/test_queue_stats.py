@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 
 import kombu
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
+from queueapp.alerts import conditions, store
 from queueapp.contrib.celery import queue_stats as module
 from queueapp.contrib.celery.models import BrokerQueue
-from queueapp.models import Now
+from queueapp.models import Alert, Now
 from queueapp.operations import statistics
 from queueapp.operations.statistics import QueueStats, queue_stats
 
@@ -86,3 +90,37 @@ def test_a_large_table_gives_lower_bounds(conn: Any, alias: str, monkeypatch: py
 
     assert (mail.waiting, mail.exact) == (3, False)
     assert BrokerQueue.objects.using(alias).count() == 5
+
+
+def test_a_celery_queue_is_named_in_commands_and_over_http(conn: Any) -> None:
+    for name in ("mail", "bills"):
+        conn.default_channel.queue_declare(name, durable=True)
+    publish(conn, *range(5), queue="mail")
+    text, scaled = StringIO(), StringIO()
+
+    call_command("queuestats", "celery:mail", stdout=text)
+    call_command("autoscale", "celery:mail", "celery:bills", "--per-worker", "2", stdout=scaled)
+
+    assert [line.split()[:2] for line in text.getvalue().splitlines()[1:]] == [["celery:mail", "5"]]
+    assert [(one["queue"], one["desired"]) for one in json.loads(scaled.getvalue())] == [
+        ("celery:mail", 3), ("celery:bills", 0),
+    ]  # fmt: skip
+    with pytest.raises(CommandError, match=r"There is no queue 'celery:mial'.*Did you mean 'celery:mail'"):
+        call_command("queuestats", "celery:mial")
+
+
+def test_a_celery_queue_beyond_its_bound_is_an_alert_until_its_bound_goes(conn: Any, alias: str, settings: Any) -> None:
+    conn.default_channel.queue_declare("mail", durable=True)
+    publish(conn, *range(3), queue="mail")
+
+    def open_alerts() -> list[str]:
+        store.reconcile(alias, conditions.evaluate(alias, []), set())
+        return [one["text"] for one in store.open_alerts(alias)]
+
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": {"*": 1}}}
+    assert open_alerts() == [], "a bound for all queues is not for what is within one"
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": {"celery:mail": 2, "celery:gone": 2}}}
+    assert open_alerts() == ["celery:mail: more than 2 messages wait"]
+    settings.QUEUEAPP = {"ALERTS": {"max_waiting": {"*": 1}}}
+    assert open_alerts() == []
+    Alert.objects.using(alias).all().delete()
