@@ -5,13 +5,14 @@ import time
 from django.db.models import BigIntegerField, F
 
 from queueapp import MessageSet, consumer, set_consumer
-from tests.benchmarks.messages import SLOW_SECONDS, Count, Nap, Nop, Row, Slow, SlowCount, Stamp
+from tests.benchmarks.messages import SLOW_SECONDS, Count, Doze, Nap, Nop, Row, Slow, SlowCount, Stamp
 from tests.benchmarks.models import (
     IDLE,
     Addressed,
     AtMostOnce,
     Capped,
     Copied,
+    Defaults,
     Entry,
     Fair,
     Fenced,
@@ -20,11 +21,13 @@ from tests.benchmarks.models import (
     InSetsOfFields,
     Leased,
     Levelled,
+    Loose,
     Prompt,
     Ranked,
     SteadyAtMostOnce,
     SteadyLeased,
     SteadyTransactional,
+    Tight,
     Together,
     TogetherAlone,
     Transactional,
@@ -40,6 +43,10 @@ def nop(message: Nop) -> None:
 
 def nap(message: Nap) -> None:
     time.sleep(0.001)
+
+
+def doze(message: Doze) -> None:
+    time.sleep(0.02)
 
 
 def insert_row(message: Row) -> None:
@@ -68,8 +75,10 @@ _ONE_ROW_EACH = (Transactional, TransactionalAlone, Together, TogetherAlone)
 
 for _name in ("first", "second", "third"):
     consumer(Copied, name=_name)(nop)
-for _queue in (Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Ranked, Levelled, Fenced, *IDLE):
+for _queue in (Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Defaults, Ranked, Levelled, Fenced, *IDLE):
     consumer(_queue, name=f"{_queue.__name__}.nop")(nop)
+for _queue in (Tight, Loose):
+    consumer(_queue, name=f"{_queue.__name__}.doze")(doze)
 for _queue in (Leased, Transactional):
     consumer(_queue, name=f"{_queue.__name__}.nap")(nap)
     consumer(_queue, name=f"{_queue.__name__}.count")(count)

@@ -23,6 +23,13 @@ class Nap(msgspec.Struct):
     text: str
 
 
+class Doze(msgspec.Struct):
+    """Handled by sleeping 20 milliseconds."""
+
+    number: int
+    text: str
+
+
 class Row(msgspec.Struct):
     """Handled by inserting one row with the ORM."""
 
@@ -65,7 +72,7 @@ class Stranger(msgspec.Struct):
     text: str
 
 
-MessageT = TypeVar("MessageT", Nop, Nap, Row, Stamp, Slow, Count, SlowCount, Stranger)
+MessageT = TypeVar("MessageT", Nop, Nap, Doze, Row, Stamp, Slow, Count, SlowCount, Stranger)
 
 _FILLER = "abcdefghijklmnopqrstuvwxyz" * (BODY_BYTES // 26 + 1)
 _FRAME = len(msgspec.json.encode(Nop(0, ""))) - 1

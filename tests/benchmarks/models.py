@@ -146,6 +146,30 @@ class Fair(Queue):
         peek_delay = _UNTIL_WOKEN
 
 
+class Defaults(Queue):
+    """What AMPS has by default: in proportion, one message in flight in each process."""
+
+    class Delivery:
+        fairness_model = FairnessModel.PROPORTIONAL
+        max_per_subscription_backlog = 1
+        peek_delay = _UNTIL_WOKEN
+
+
+class Tight(Queue):
+    """Fewer messages in flight than receivers; and the same without a limit."""
+
+    class Delivery:
+        max_backlog = 7
+        concurrency = 8
+        peek_delay = _UNTIL_WOKEN
+
+
+class Loose(Queue):
+    class Delivery:
+        concurrency = 8
+        peek_delay = _UNTIL_WOKEN
+
+
 class Ranked(Queue):
     class Delivery:
         message_type = "json"

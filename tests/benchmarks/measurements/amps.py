@@ -17,25 +17,29 @@ from django.test.utils import override_settings
 from queueapp import publish
 from tests.autovacuum import without_autovacuum
 from tests.benchmarks.figures import Absent, Beside, Figure, Ratio, Sample, Samples, Scale, measures
-from tests.benchmarks.messages import Nop, make
+from tests.benchmarks.messages import Doze, Nop, make
 from tests.benchmarks.models import (
     KEPT_TOPIC,
     LEVELS,
     SHARED_TOPIC,
     Capped,
+    Defaults,
     Fair,
     Fenced,
     First,
     Kept,
     Leased,
     Levelled,
+    Loose,
     Ranked,
     Second,
     Third,
+    Tight,
     Unkept,
 )
+from tests.benchmarks.rig import raw
 from tests.benchmarks.rig.asked import Asked, asked, logged, server_log
-from tests.benchmarks.rig.database import REST, drain
+from tests.benchmarks.rig.database import REST, drain, fill
 from tests.benchmarks.rig.workers import QUIET, Workers
 
 MESSAGES = 50_000
@@ -67,6 +71,40 @@ def max_backlog(scale: Scale) -> Samples:
 @measures(*_figures("fairness", "", "AT_LEAST_ONCE, messages distributed in proportion, two worker processes / FAST"))
 def fairness(scale: Scale) -> Samples:
     return _drains("fairness", Fair, Leased, scale, processes=2)
+
+
+@measures(
+    Figure("amps-defaults", "", "ratio", "AMPS' defaults (in proportion, one message in flight), one worker process / "
+           "raw lease of 1 under the queue's lock and ack of 1 (msg/s)"),
+    Figure("amps-defaults-workers", "", "ratio", "the same, four worker processes / one (msg/s)"),
+)  # fmt: skip
+def defaults(scale: Scale) -> Samples:
+    count = scale.count(2_000)
+    for _ in range(scale.runs):
+        seconds = []
+        for processes in (1, 4):
+            with Workers(Defaults, processes=processes, environment=QUIET) as workers:
+                workers.warm_up(200)
+                fill(Defaults, Nop, count)
+                seconds.append(drain(Defaults))
+        fill(Defaults, Nop, count)
+        base = raw.lease_and_ack_under_lock(Defaults._meta.db_table)
+        yield {
+            "amps-defaults": Ratio(count / seconds[0], count / base),
+            "amps-defaults-workers": Ratio(count / seconds[1], count / seconds[0]),
+        }
+
+
+@measures(Figure("tight-backlog", "", "ratio", "handlers of 20 ms, 8 receivers, max_backlog 7 / without (msg/s)"))
+def tight_backlog(scale: Scale) -> Samples:
+    count = scale.count(1_600)
+    for _ in range(scale.runs):
+        seconds = []
+        for queue in (Tight, Loose):
+            with Workers(queue, environment=QUIET):
+                fill(queue, Doze, count)
+                seconds.append(drain(queue))
+        yield {"tight-backlog": Ratio(count / seconds[0], count / seconds[1])}
 
 
 @measures(*_figures("priority-64", "", f"AT_LEAST_ONCE, each message of a priority of its own / {LEVELS} levels"))

@@ -70,6 +70,24 @@ def lease_and_ack(table: str, batch: int = 100) -> float:
             cursor.execute(ack, (_TOKEN, seqs), prepare=True)
 
 
+def lease_and_ack_under_lock(table: str) -> float:
+    """Under the lock of the table, as claims that count what is in flight: lease one message. Then ack it, until the
+    table is empty; returns the seconds."""
+    lease, ack = LEASE.format(table=table), ACK.format(table=table)
+    with raw_connection() as raw, raw.cursor(binary=True) as cursor:
+        floor = 0
+        started = monotonic()
+        while True:
+            with raw.transaction():
+                cursor.execute("SELECT pg_advisory_xact_lock(4711)", prepare=True)
+                cursor.execute(lease, (_TOKEN, _TOKEN, 30_000, floor, 1), prepare=True)
+                seqs = seqs_of(cursor)
+            if not seqs:
+                return monotonic() - started
+            floor = max(seqs) + 1
+            cursor.execute(ack, (_TOKEN, seqs), prepare=True)
+
+
 def delete(table: str, batch: int = 100) -> float:
     """Delete a batch, commit, until the table is empty; returns the seconds."""
     statement = DELETE.format(table=table)
