@@ -62,7 +62,7 @@ def test_the_formula_without_wake_ups_and_with_at_most_once_alone(settings: obje
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"NOTIFY": False}, {"ALERTS": {"max_waiting": 5}}, {"JOURNAL": {"a": {}}}, {"CONCURRENCY": 9}]
+    "changed", [{}, {"NOTIFY": False}, {"ALERTS": {"max_waiting": 5}}, {"JOURNAL": {"a": None}}, {"CONCURRENCY": 9}]
 )
 @pytest.mark.parametrize("dispatcher", [True, False])
 @pytest.mark.parametrize("maintenance", [True, False])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import timedelta
 from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -64,8 +65,9 @@ def test_they_are_in_queuestats_and_its_json() -> None:
     declared.noop.enqueue()
     text, as_json = StringIO(), StringIO()
 
-    call_command("queuestats", stdout=text)
-    call_command("queuestats", "--json", stdout=as_json)
+    for options in ({"stdout": text}, {"stdout": as_json, "json": True}):
+        with suppress(CommandError):  # tables of other projects are unknown
+            call_command("queuestats", **options)
 
     assert f"task:{PATH}noop" in text.getvalue()
     (row,) = [each for each in json.loads(as_json.getvalue()) if each["queue"] == f"task:{PATH}noop"]
