@@ -19,7 +19,7 @@ from .consumers import (
 from .flow import check_flow, check_order
 from .journal import check_journal
 from .leases import check_leases
-from .queues import check_consumers, check_databases, check_forwarding, check_pools, check_queues
+from .queues import check_consumers, check_databases, check_fields, check_forwarding, check_pools, check_queues
 from .settings import check_settings
 from .tables import check_tables
 from .topics import check_entering, check_topics
@@ -33,6 +33,7 @@ __all__ = [
     "check_dedupe",
     "check_encoding",
     "check_entering",
+    "check_fields",
     "check_flow",
     "check_forwarding",
     "check_journal",

@@ -19,6 +19,7 @@ from ..consuming.registry import registered
 from ..errors import InvalidOption, UnsupportedServer
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
+from ..models.queue import QueueModel
 from ..operations import connection_limits
 from ..sql import backend_of
 
@@ -35,6 +36,22 @@ def check_databases(**_: Any) -> list[Any]:
             hint = "Or silence this check (SILENCED_SYSTEM_CHECKS) where nothing is sent or received, as in some tests."
             found.append(checks.Error(str(error), hint=hint, obj=queue, id="queueapp.E005"))
     return found
+
+
+@register(Tags.models)
+def check_fields(**_: Any) -> list[Any]:
+    """E010: a field of a queue's own gets its value from Python, and messages are stored without it."""
+    own = {field.name for field in QueueModel._meta.local_concrete_fields}
+    hint = "Give it a db_default, or null=True without a default: messages are stored by SQL, without save()."
+    return [
+        checks.Error(f"{queue._meta.label}.{field.name} has no value that the database knows.", hint=hint, obj=queue,
+                     id="queueapp.E010")
+        for queue in registry.queues
+        if queue._meta.managed
+        for field in queue._meta.local_concrete_fields
+        if field.name not in own and not field.generated and not field.has_db_default()
+        and (field.has_default() or not field.null)
+    ]  # fmt: skip
 
 
 _DESTINATION = DelayedMessage._meta.get_field("destination")

@@ -58,14 +58,14 @@ class MessageSet:
     def insert_into(self, model: type[models.Model], **values: Any) -> int:
         """Insert a row into the table of ``model`` for each message, by one INSERT … SELECT; returns how many. The
         values are expressions over ``rows``, or plain ones; a field that is not named gets its default. No ``save()``
-        and no signal. Raises InvalidOption for a field that does not exist, and for one that is not named and whose
-        default only Python can compute."""
+        and no signal. Raises InvalidOption for a field that does not exist, for one that is not named and whose value
+        only Python can compute (a default, a ``pre_save``), and for a function in place of a value."""
         fields = {field.name: field for field in model._meta.concrete_fields}
         call = f"insert_into({model.__name__})"
         for name in values:
             if name not in fields:
                 raise InvalidOption(f"{call}: {name}", values[name], f"one of {', '.join(fields)}")
-        given = {fields[name]: orm.as_value(value, fields[name]) for name, value in values.items()}
+        given = {fields[name]: _value(fields[name], value, call) for name, value in values.items()}
         for field in fields.values():
             if field not in given and (value := _default(field, call)) is not None:
                 given[field] = value
@@ -91,6 +91,16 @@ _CONSTANT_DEFAULTS: tuple[Any, ...] = (
 )
 
 
+def _value(field: Any, value: Any, call: str) -> Any:
+    """A given value, for each row. ``uuid4`` itself is generated in the database; its result is one value."""
+    if value is uuid4:
+        return orm.NewUuid() if isinstance(field, models.UUIDField) else Cast(orm.NewUuid(), field)
+    if callable(value) and not hasattr(value, "resolve_expression"):
+        accepted = "a value or an expression: what a function returns would be the same for all rows of the set"
+        raise InvalidOption(f"{call}: {field.name}", value, accepted)
+    return orm.as_value(value, field)
+
+
 def _default(field: Any, call: str) -> Any:
     """The value that ``save()`` would give a field that is not named, for each row; None: none, or the database's."""
     if getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False):
@@ -98,14 +108,14 @@ def _default(field: Any, call: str) -> Any:
     if field.generated or field.has_db_default() or (field.primary_key and not field.has_default()):
         return None
     default = field.default
+    if not type(field).pre_save.__module__.startswith("django."):
+        accepted = "given in the call: its pre_save() computes a value for each object"
+        raise InvalidOption(f"{call}: {field.name}", type(field).pre_save, accepted)
     if default is uuid4:
-        return orm.NewUuid() if isinstance(field, models.UUIDField) else Cast(orm.NewUuid(), field)
+        return _value(field, default, call)
     if callable(default) and default not in _CONSTANT_DEFAULTS:
-        raise InvalidOption(
-            f"{call}: {field.name}",
-            default,
-            "given in the call: this default would be the same for all rows of the set",
-        )
+        accepted = "given in the call: this default would be the same for all rows of the set"
+        raise InvalidOption(f"{call}: {field.name}", default, accepted)
     value = field.get_default()
     return None if value is None else orm.as_value(value, field)
 

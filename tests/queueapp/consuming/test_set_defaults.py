@@ -19,6 +19,13 @@ from tests.testapp.models import InSets
 pytestmark = pytest.mark.django_db
 
 
+class NumberedField(models.CharField):
+    """A field whose value is made when an object is saved."""
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        return secrets.token_hex(4)
+
+
 with isolate_apps("tests.testapp"):  # no model of the project: migrations do not know it
 
     class Ticket(models.Model):
@@ -28,6 +35,13 @@ with isolate_apps("tests.testapp"):  # no model of the project: migrations do no
         at = models.DateTimeField(default=timezone.now)
         options = models.JSONField(default=dict)
         secret = models.CharField(max_length=64, default=secrets.token_hex)
+
+        class Meta:
+            app_label = "testapp"
+            managed = False
+
+    class Numbered(models.Model):
+        number = NumberedField(max_length=20)
 
         class Meta:
             app_label = "testapp"
@@ -59,3 +73,22 @@ def test_default_that_only_python_can_compute_is_refused_by_the_name_of_its_fiel
         messages.insert_into(Ticket, number=messages.body("number"))
 
     assert not Ticket.objects.exists()
+
+
+@pytest.mark.parametrize("function", [secrets.token_hex, lambda: "x", timezone.now])
+def test_function_in_place_of_a_value_is_refused(messages: MessageSet, function: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"insert_into\(Ticket\): secret = .*a value or an expression"):
+        messages.insert_into(Ticket, number=messages.body("number"), secret=function)
+
+    assert not Ticket.objects.exists()
+
+
+def test_uuid4_in_place_of_a_value_gives_each_row_one_of_its_own(messages: MessageSet) -> None:
+    assert messages.insert_into(Ticket, number=messages.body("number"), secret=uuid.uuid4) == 3
+
+    assert Ticket.objects.values("secret").distinct().count() == 3
+
+
+def test_field_that_is_computed_when_an_object_is_saved_is_refused_by_its_name(messages: MessageSet) -> None:
+    with pytest.raises(InvalidOption, match=r"insert_into\(Numbered\): number = .*pre_save"):
+        messages.insert_into(Numbered)
