@@ -16,6 +16,7 @@ from django.db import Error, connections, router
 from .. import registry
 from ..consuming.registration import unwrap
 from ..consuming.registry import registered
+from ..delayed import stores_of
 from ..errors import InvalidOption, UnsupportedServer
 from ..messages import missing_steps, type_name
 from ..messages.escaping import in_one_line
@@ -138,7 +139,7 @@ def _can_be_read(alias: str) -> bool:
 
 @register(Tags.models)
 def check_dedupe(**_: Any) -> list[Any]:
-    """E084 to E086, W081: see docs/checks.md."""
+    """E084 to E087, W081: see docs/checks.md."""
     return [found for queue in registry.queues for found in _check(queue)]
 
 
@@ -163,6 +164,9 @@ def _check(queue: Any) -> Iterator[Any]:
         text = f"{label} has dedupe_key, and its table is foreign, or where the router allows no tables of queueapp."
         hint = "A message is found by its id there, and the keys are in the queue's database."
         yield checks.Error(text, hint=hint, obj=queue, id="queueapp.E086")
+    if stores := stores_of(queue):
+        text = f"{label} has dedupe_key and delayed_in: what waits in {', '.join(stores)} is not known where it lies."
+        yield checks.Error(text, hint="Leave one of them out.", obj=queue, id="queueapp.E087")
 
 
 _NAMES = {"checkpoint", "acheckpoint"}

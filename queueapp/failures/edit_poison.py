@@ -13,9 +13,10 @@ from .. import notifier
 from ..errors import InvalidMessage, MessageNotFound, UndecodableMessage
 from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import Now, PoisonMessage
+from ..models.delivery.topics import content_type_of
 from ..sql import queue_sql
 from ..sql.message_columns import COUNTS, row_from
-from .requeue_poison import meant_for, send_back
+from .requeue_poison import is_admitted, meant_for, send_back
 
 
 def edit_and_requeue(
@@ -49,7 +50,7 @@ def edit_and_requeue(
         identity = wire.new_id()
         stored = wire.edited_headers(row.headers, headers, row.message_id, identity)
         if body is not None:
-            _check_body(body, stored)
+            _check_body(queue, body, stored)
         stored, body = _wrapped(row, stored, body, identity, using)
         # A new message: not tried yet, arriving now, and without an expiry, since an operator has just edited it.
         new = {"id": identity, "headers": stored, "expires": None, "enqueued_at": None} | dict.fromkeys(COUNTS)
@@ -57,6 +58,8 @@ def edit_and_requeue(
         if is_elsewhere:
             send_back(using, name, [copy])
         else:
+            if not is_admitted(queue, connection, copy):
+                raise InvalidMessage(f"Another message with the dedupe key of the copy waits in {queue._meta.label}.")
             queue_sql(queue, connection).inserts.insert_row(connection, copy)
             notifier.sent(queue, connection)
         row.status, row.edited_as, row.archived_at = PoisonMessage.Status.EDITED, identity, Now()
@@ -86,11 +89,11 @@ def _wrapped(
         ) from error
 
 
-def _check_body(body: bytes, headers: str) -> None:
+def _check_body(queue: Any, body: bytes, headers: str) -> None:
     if not body:
         raise InvalidMessage("The edited body is empty; a message that should be without one is sent anew.")
-    content_type = innermost(wire.read_head(headers)[1])
-    if "json" in content_type:
+    content_type = innermost(wire.read_head(headers)[1] or content_type_of(queue))
+    if "json" in content_type or wire.codec_for(content_type) is not None:
         try:
             wire.decode_body(body, content_type)
         except UndecodableMessage as error:

@@ -112,9 +112,13 @@ def _admitted(queue: Any, everything: Any, numbers: list[int]) -> list[int]:
     if queue.delivery.dedupe_key is None:
         return numbers
     rows = list(everything.filter(number__in=numbers).order_by("number"))
-    stored = [dedupe.Stored(row.message_id, row.headers, row.body) for row in rows]
-    admitted = dedupe.admit_stored(queue, connections[everything.db], stored)
+    admitted = dedupe.admit_stored(queue, connections[everything.db], list(map(dedupe.Stored.of, rows)))
     return [row.number for row, is_admitted in zip(rows, admitted, strict=True) if is_admitted]
+
+
+def is_admitted(queue: Any, connection: Any, row: Row) -> bool:
+    """Whether a message may be inserted: no other one in the queue has its dedupe key. In a transaction."""
+    return dedupe.admit_stored(queue, connection, [dedupe.Stored(row.id, row.headers, row.body)])[0]
 
 
 def _leave_one_attempt(everything: Any, rows: list[PoisonMessage]) -> None:

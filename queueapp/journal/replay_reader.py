@@ -45,10 +45,10 @@ _CURSORS = JournalCursor._meta.db_table
 class Entry:
     """One message as it was published."""
 
-    __slots__ = ("_record",)
+    __slots__ = ("_alias", "_record")
 
-    def __init__(self, record: JournalRecord) -> None:
-        self._record = record
+    def __init__(self, record: JournalRecord, alias: str) -> None:
+        self._record, self._alias = record, alias
 
     def __repr__(self) -> str:
         return f"<entry {self.bookmark} of {self.topic!r}>"
@@ -90,7 +90,7 @@ class Entry:
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``, or as plain values. Raises UndecodableMessage."""
-        return messages.read_as(self._record.body, messages.read_kind(self._record.headers), cls)
+        return messages.read_stored(self._record.body, self._record.headers, self.id, self._alias, cls)
 
     @property
     def record(self) -> JournalRecord:
@@ -177,7 +177,7 @@ class Replay:
     def __next__(self) -> Entry:
         while not self._stopped.is_set():
             while self._read:
-                entry = Entry(self._read.popleft())
+                entry = Entry(self._read.popleft(), self.alias)
                 if self._filter is None or _matches(self._filter, entry):
                     return self._throttled(entry)
             if self._over:

@@ -16,7 +16,7 @@ from ..errors import InvalidMessage, UndecodableMessage
 from .body_filters import decompressed, is_wrapped, opened
 from .codecs import Codec, codec_for, codec_of, packed_decoder
 from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
-from .headers import Kind, decode_headers, encode_headers
+from .headers import Kind, decode_headers, encode_headers, read_kind
 from .types import class_named, is_typed, type_name, type_names, type_version
 from .versions import to_known_version
 
@@ -70,7 +70,7 @@ def encode(body: Any, headers: Mapping[str, str] | None = None, message_type: st
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"A {cls.__qualname__} cannot be a message body: {error}.") from error
         if has_null(data) and may_be_not_finite(body):
-            _refuse_not_finite(body)
+            refuse_not_finite(body)
         plain = _plain_headers(cast("Hashable", cls)) if is_typed(cls) else _UNTYPED_HEADERS
     return (_with(plain, headers) if headers else plain), data
 
@@ -127,7 +127,8 @@ def encode_alike(
     return stored, [encode(body)[1] for body in bodies]  # says which one, and why not
 
 
-def _refuse_not_finite(body: Any) -> None:
+def refuse_not_finite(body: Any) -> None:
+    """Raise InvalidMessage for a body with a number that JSON does not have."""
     found = first_not_finite(body)
     if found is not None:
         where, number = found
@@ -219,7 +220,7 @@ def reader_of(cls: Any, kind: Kind) -> tuple[Callable[[bytes], Any] | None, Read
     if is_wrapped(kind.content_type):
 
         def unwrap(body: bytes | None, headers: str, identity: uuid.UUID, using: str) -> Any:
-            return read_stored(body, kind, cls, headers, identity, using)
+            return _read_stored(body, kind, cls, headers, identity, using)
 
         return None, unwrap
     found = class_named(cls, kind.names[0])
@@ -231,8 +232,19 @@ def reader_of(cls: Any, kind: Kind) -> tuple[Callable[[bytes], Any] | None, Read
     return fast, lambda body, headers, identity, using: read_as(body, kind, cls)
 
 
-def read_stored(body: bytes | None, kind: Kind, cls: Any, headers: str, identity: uuid.UUID, using: str) -> Any:
-    """``read_as``, of a body as it is stored. Raises UndecodableMessage, ErasedMessage and KeyMissing."""
+def read_stored(
+    body: bytes | None, headers: str, identity: uuid.UUID, using: str, cls: Any = Any, content_type: str = ""
+) -> Any:
+    """The body of a stored message, whatever its encoding, as an instance of ``cls`` (``Any``: plain values). Every
+    reader goes through this. ``content_type``: that of its queue, for a message that names none. Raises
+    UndecodableMessage, ErasedMessage and KeyMissing."""
+    kind = read_kind(headers)
+    if not kind.content_type:
+        kind = kind._replace(content_type=content_type)
+    return _read_stored(body, kind, cls, headers, identity, using)
+
+
+def _read_stored(body: bytes | None, kind: Kind, cls: Any, headers: str, identity: uuid.UUID, using: str) -> Any:
     if is_wrapped(kind.content_type):
         body, content_type = opened(body, kind.content_type, decode_headers(headers), identity, using)
         kind = kind._replace(content_type=content_type)

@@ -27,6 +27,9 @@ CORRELATION_ID = "correlation-id"
 
 REPLY_TO = "reply-to"
 
+#: Of a message whose sender gave its dedupe key: the digest of that key.
+DEDUPE_KEY = "dedupe-key"
+
 #: In what a handler sent: the id of the message that it was handling.
 RELATED_TO = "related-to"
 

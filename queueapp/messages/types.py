@@ -105,6 +105,8 @@ def is_typed(cls: type) -> bool:
     return issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls)
 
 
+#: Default factories whose value is the same each time.
+CONSTANT_FACTORIES: tuple[Any, ...] = (list, dict, set, frozenset, tuple)
 _STRUCTURED = (inspect.StructType, inspect.DataclassType)
 
 

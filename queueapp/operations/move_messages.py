@@ -12,15 +12,17 @@ from typing import Any
 
 from django.db import connections, router, transaction
 
-from .. import messages, notifier
+from .. import delayed, messages, notifier
 from ..errors import InvalidOption
+from ..models import DelayedMessage
+from ..sending import dedupe
 from ..sending.validation import alias_of
 from ..sql import nonblocking, queue_sql
 from ..sql.message_columns import COUNTS, Row
 from . import control
 
-#: Message heads read in one statement, and whole messages moved in one transaction.
-PAGE, BATCH = 1000, 100
+#: Message heads read in one statement; whole messages, and delayed ones, moved in one transaction.
+PAGE, BATCH, DELAYED_BATCH = 1000, 100, 1000
 
 
 def count_of_type(queue: Any, kind: str, *, using: str | None = None) -> int:
@@ -32,8 +34,8 @@ def move_type(
     queue: Any, kind: str, to: Any, *, using: str | None = None, progress: Callable[[int], None] | None = None
 ) -> int:
     """Move the messages of a type, named as in statistics ('': without a type), to the end of another queue; returns
-    how many. They keep id, headers, body and times, and start with all their attempts. Raises InvalidOption for the
-    same queue, or a queue in another database."""
+    how many. They keep id, headers, body and times, and start with all their attempts. A message whose dedupe key
+    another one has in that queue stays. Raises InvalidOption for the same queue, or a queue in another database."""
     alias = alias_of(queue, using)
     if to is queue or router.db_for_write(to) != alias:
         raise InvalidOption("to", to._meta.label, f"another queue in the database {alias!r} than {queue._meta.label}")
@@ -42,6 +44,9 @@ def move_type(
         connection = connections[alias]
         with transaction.atomic(using=alias):
             rows = control.lock_unleased(queue, alias, keys)
+            stored = [dedupe.Stored(row.id, row.headers, row.body) for row in rows]
+            admitted = dedupe.admit_stored(to, connection, stored)
+            rows = [row for row, is_admitted in zip(rows, admitted, strict=True) if is_admitted]
             if rows:
                 queue_sql(to, connection).inserts.insert_rows(connection, [_reset(row) for row in rows])
                 notifier.sent(to, connection)
@@ -61,6 +66,37 @@ def move_type_to_poison(
         return control.move_to_poison(queue, keys, reason=reason, using=using)
 
     return _each(queue, alias_of(queue, using), kind, to_poison, progress)
+
+
+def move_delayed(source: str, to: Any, *, using: str = "default", progress: Callable[[int], None] | None = None) -> int:
+    """Let the delayed messages for a destination go to a queue when they are due; returns how many. A message whose
+    dedupe key another one has in that queue stays. Raises InvalidOption, and MissingVerb for a store that cannot do
+    it."""
+    done, step = 0, delayed.readdress if to.delivery.dedupe_key is None else _readdress_keyed
+    while count := step(source, to, using=using, limit=DELAYED_BATCH):
+        done += count
+        if progress is not None:
+            progress(done)
+    return done
+
+
+def _readdress_keyed(source: str, to: Any, *, using: str, limit: int) -> int:
+    address = delayed.address_in(using, to)
+    if address != to._meta.label or delayed.name_of_other_store(using):
+        accepted = f"one without dedupe_key: no key of {to._meta.label} is known where these messages are"
+        raise InvalidOption("queue", to._meta.label, accepted)
+    rows = DelayedMessage.objects.using(using).filter(destination=source).exclude(destination=address)
+    last = -1
+    with transaction.atomic(using=using):
+        while page := list(rows.filter(number__gt=last).select_for_update().order_by("number")[:limit]):
+            last = page[-1].number
+            admitted = dedupe.admit_stored(to, connections[using], list(map(dedupe.Stored.of, page)))
+            chosen = [row.number for row, is_admitted in zip(page, admitted, strict=True) if is_admitted]
+            if chosen:
+                rows.filter(pk__in=chosen).update(destination=address, retries=0)
+                notifier.delayed(connections[using])
+                return len(chosen)
+    return 0
 
 
 def _each(

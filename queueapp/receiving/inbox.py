@@ -8,11 +8,10 @@ from hashlib import blake2b
 from typing import Any
 
 from django.db import connections, router
-from django.db.models import Exists, OuterRef
 
 from ..conf import settings
 from ..errors import QueueError
-from ..models import DelayedMessage, MessageKey, Now, PoisonMessage, ProcessedMessage
+from ..models import DelayedMessage, MessageKey, ProcessedMessage
 from ..registry import queues
 from ..sql import backend_of, queue_sql
 from ..sql.tables import StoreTable
@@ -63,15 +62,6 @@ def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
     keys = MessageKey._meta.db_table
     for queue in queues:
         if queue.delivery.dedupe_key is not None and router.db_for_write(queue) == alias:
-            _keep_keys_of_poison(queue, alias)
             table = queue_sql(queue, connection).table
             while may_continue() and backend.dedupe.purge_keys(connection, keys, table, store, kept, BATCH) == BATCH:
                 pass
-
-
-def _keep_keys_of_poison(queue: Any, alias: str) -> None:
-    """A poison message keeps its key: after a requeue it waits again."""
-    label = queue._meta.label
-    unresolved = PoisonMessage.objects.using(alias).filter(queue=label, status=PoisonMessage.Status.UNRESOLVED)
-    keys = MessageKey.objects.using(alias).filter(queue=label, changed_at__lt=Now() - KEYS_KEPT)
-    keys.filter(Exists(unresolved.filter(message_id=OuterRef("message_id")))).update(changed_at=Now())

@@ -92,10 +92,8 @@ class Message(WellKnown):
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``. Raises UndecodableMessage when it does not fit."""
-        kind = messages.read_kind(self._claimed[HEADERS])
-        if not kind.content_type:
-            kind = kind._replace(content_type=content_type_of(self._batch.queue))
-        return messages.read_stored(self.raw_body, kind, cls, self._claimed[HEADERS], self.id, self._batch.alias)
+        own = content_type_of(self._batch.queue)
+        return messages.read_stored(self.raw_body, self._claimed[HEADERS], self.id, self._batch.alias, cls, own)
 
     def ack(self) -> None:
         """Delete the message: it is processed. Raises LeaseLost if the lease expired and another receiver has the

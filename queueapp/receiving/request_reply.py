@@ -73,10 +73,8 @@ class Reply(WellKnown):
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``. Raises UndecodableMessage."""
-        kind = messages.read_kind(self._row.headers)
-        if not kind.content_type:
-            kind = kind._replace(content_type=content_type_of(self._queue))
-        return messages.read_stored(self._row.body, kind, cls, self._row.headers, self._row.id, self._alias)
+        row = self._row
+        return messages.read_stored(row.body, row.headers, row.id, self._alias, cls, content_type_of(self._queue))
 
 
 def request(

@@ -86,12 +86,24 @@ def _send_keyed(
         raise InvalidMessage(f"dedupe_key = {dedupe_key!r} is not accepted by send_many: a callable of the body.")
     conflict, count = dedupe.conflict_of(queue, on_conflict), 0
     with transaction.atomic(using=connection.alias):
-        for some, ids in dedupe.admitted(queue, connection, bodies, dedupe_key, conflict, messages.id_sequence()):
-            given = encoded(some, headers, queue.delivery.message_type, ids)
-            count += early_acks.insert_runs(queue, connection, runs_for(queue, given, like, connection), False)
+        for some, ids, keys in dedupe.admitted(queue, connection, bodies, dedupe_key, conflict, messages.id_sequence()):
+            runs = runs_for(queue, encoded(some, headers, queue.delivery.message_type, ids), like, connection)
+            if dedupe_key is not None:
+                runs = _with_keys(runs, dict(zip(ids, keys, strict=True)))
+            count += early_acks.insert_runs(queue, connection, runs, False)
     if count:
         notifier.sent(queue, connection)
     return count
+
+
+def _with_keys(runs: Iterable[Run], keys: Mapping[bytes, str | None]) -> Iterator[Run]:
+    """The runs with the keys that the sender gave, by id: a run for each message that has one, because it is in its
+    headers."""
+    for run in runs:
+        for identity, body in zip(run.ids, run.bodies, strict=True):
+            key = keys[identity]
+            like = run.like if key is None else run.like._replace(headers=dedupe.with_key(run.like.headers, key))
+            yield Run(like, [identity], [body])
 
 
 async def asend_many(queue: Any, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:

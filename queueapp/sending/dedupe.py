@@ -8,6 +8,7 @@ about is visible.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -25,6 +26,7 @@ from ..sql import backend_of, queue_sql
 from ..sql.tables import StoreTable
 
 TABLE: str = MessageKey._meta.db_table
+_is_digest = re.compile(r"[0-9a-f]{40}").fullmatch
 #: Keys that one statement looks up.
 AT_ONCE = 1000
 
@@ -71,9 +73,17 @@ def admit(queue: Any, connection: Any, key: str, identity: uuid.UUID, conflict: 
 
 def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], conflict: OnConflict) -> dict[str, uuid.UUID]:
     """``admit`` for many keys: the keys whose messages are not to be stored, with the ids of the waiting messages."""
+    keys = {digest(key): key for key in wanted}
+    kept = _admit(queue, connection, {one: wanted[key] for one, key in keys.items()}, conflict)
+    if kept and conflict is OnConflict.ERROR:
+        found, waiting = next(iter(kept.items()))
+        raise DuplicateMessage(queue._meta.label, keys[found], waiting)
+    return {keys[one]: waiting for one, waiting in kept.items()}
+
+
+def _admit(queue: Any, connection: Any, ids: dict[str, uuid.UUID], conflict: OnConflict) -> dict[str, uuid.UUID]:
+    """``admit_many`` by the digests of keys; with "error" nothing is changed for those that are returned."""
     backend, label = backend_of(connection), queue._meta.label
-    digests = {digest(key): key for key in wanted}
-    ids = {one: wanted[key] for one, key in digests.items()}
     named = backend.dedupe.lock_keys(connection, TABLE, label, list(ids), list(ids.values()))
     known = {key: one for key, one in named.items() if one != ids[key]}
     if not known:
@@ -89,8 +99,7 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
     there = {one for _, one in (*stored, *waiting)}
     kept = {key: one for key, one in known.items() if one in there}
     if kept and conflict is OnConflict.ERROR:
-        key, one = next(iter(kept.items()))
-        raise DuplicateMessage(label, digests[key], one)
+        return kept
     if conflict is OnConflict.REPLACE:
         if stored:
             backend.delayed.delete(connection, store, [number for number, _ in stored])
@@ -100,60 +109,81 @@ def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], confli
     anew = [key for key in known if key not in kept]
     if anew:
         backend.dedupe.set_keys(connection, TABLE, label, anew, [ids[key] for key in anew])
-    return {digests[key]: one for key, one in kept.items()}
+    return kept
+
+
+def with_key(headers: str, key: str) -> str:
+    """Stored headers with the key that the sender gave, by which ``admit_stored`` knows it. (Of two headers with one
+    name the last counts.)"""
+    return f'{headers[:-1]}{"," if len(headers) > 2 else ""}"{messages.DEDUPE_KEY}":"{digest(key)}"}}'
 
 
 class Stored(NamedTuple):
-    """A stored message that is to be inserted into a queue: requeued, or copied from the journal."""
+    """A stored message that is to be inserted into a queue: requeued, moved, or copied from the journal."""
 
     id: uuid.UUID
     headers: str
     body: bytes | None
+
+    @classmethod
+    def of(cls, row: Any) -> Stored:
+        """A row of the delayed or poison table."""
+        return cls(row.message_id, row.headers, row.body)
 
 
 def admit_stored(
     queue: Any, connection: Any, rows: Sequence[Stored], conflict: OnConflict = OnConflict.IGNORE
 ) -> list[bool]:
     """Check the keys of stored messages before they are inserted, in the same transaction: whether each is to be
-    inserted. Of several with one key the first is, or, with "replace", the last. A key that the queue computes is
-    computed from the stored body, decoded for the consumer of this process. Raises InvalidMessage if that fails.
-
-    A key that the sender gave is known only while no later message was sent with it; then the message holds its key
-    already, which is locked here, so that a concurrent sender waits and sees the message.
-    """
-    declared = queue.delivery.dedupe_key
-    if declared is None or not rows:
+    inserted. Of several with one key the first is, or, with "replace", the last. A key that the sender gave is in a
+    header; one that the queue computes is computed from the stored body, decoded for the consumer of this process.
+    Raises InvalidMessage if that fails. Does nothing on a queue without keys."""
+    if queue.delivery.dedupe_key is None or not rows:
         return [True] * len(rows)
-    if not callable(declared):
-        held = MessageKey.objects.using(connection.alias).select_for_update().order_by("key")
-        list(held.filter(queue=queue._meta.label, message_id__in=[row.id for row in rows]).values_list("pk"))
-        return [True] * len(rows)
-    keys = [_computed_key(queue, row, connection.alias) for row in rows]
+    keys = [_key_of_stored(queue, row, connection.alias) for row in rows]
     chosen: dict[str, int] = {}
     for index, key in enumerate(keys):
         if key is not None and (key not in chosen or conflict is OnConflict.REPLACE):
             chosen[key] = index
-    waiting = admit_many(queue, connection, {key: rows[index].id for key, index in chosen.items()}, conflict)
+    waiting = (
+        _admit(queue, connection, {key: rows[index].id for key, index in chosen.items()}, conflict) if chosen else {}
+    )
     return [key is None or (chosen[key] == index and key not in waiting) for index, key in enumerate(keys)]
 
 
-def _computed_key(queue: Any, row: Stored, alias: str) -> str | None:
+def conflict_of_stored(queue: Any) -> OnConflict:
+    """The queue's ``on_conflict`` for messages whose sender is not there to get an error."""
+    declared = OnConflict(queue.delivery.on_conflict)
+    return OnConflict.IGNORE if declared is OnConflict.ERROR else declared
+
+
+def _key_of_stored(queue: Any, row: Stored, alias: str) -> str | None:
+    """The digest of the key of a stored message; None: it has none."""
+    if messages.DEDUPE_KEY in row.headers:
+        try:
+            if given := messages.decode_headers(row.headers).get(messages.DEDUPE_KEY):
+                return given if _is_digest(given) else digest(given)
+        except UndecodableMessage:
+            return None  # no handler can read it: it becomes poison again
+    if not callable(queue.delivery.dedupe_key):
+        return None
     try:
         kind = messages.read_kind(row.headers)
         if not kind.content_type:
             kind = kind._replace(content_type=content_type_of(queue))
         consumer = registered.find(queue, kind, "", row.headers)
         known = consumer.knows(kind.names[0]) if consumer is not None and kind.names[0] else None
-        body = messages.read_stored(row.body, kind, known or Any, row.headers, row.id, alias)
+        body = messages.read_stored(row.body, row.headers, row.id, alias, known or Any, content_type_of(queue))
     except (UndecodableMessage, QueueError):
-        return None  # its handler cannot read it either: it becomes poison again
+        return None  # likewise
     try:
-        return key_of(queue, body, None)
+        key = key_of(queue, body, None)
     except Exception as error:  # the project's callable
         raise InvalidMessage(
             f"{queue._meta.label}.Delivery.dedupe_key raises {type(error).__name__} for the stored message {row.id}: "
             f"{error}"
         ) from error
+    return None if key is None else digest(key)
 
 
 def digest(key: str) -> str:
@@ -168,9 +198,9 @@ def admitted(
     given: Key,
     conflict: OnConflict,
     ids_of: Callable[[int], Sequence[bytes]],
-) -> Iterator[tuple[list[Any], list[bytes]]]:
-    """The bodies of a bulk send that are to be stored, with their ids, in parts. Of several bodies with one key the
-    first is stored, or, for "replace", the last."""
+) -> Iterator[tuple[list[Any], list[bytes], list[str | None]]]:
+    """The bodies of a bulk send that are to be stored, with their ids and keys, in parts. Of several bodies with one
+    key the first is stored, or, for "replace", the last."""
     drawing = iter(bodies)
     while some := list(islice(drawing, AT_ONCE)):
         ids = list(ids_of(len(some)))
@@ -184,7 +214,7 @@ def admitted(
             place[key] = n
         kept = admit_many(queue, connection, {key: as_uuid(ids[n]) for key, n in place.items()}, conflict)
         chosen = [n for n, key in enumerate(keys) if key is None or (place[key] == n and key not in kept)]
-        yield [some[n] for n in chosen], [ids[n] for n in chosen]
+        yield [some[n] for n in chosen], [ids[n] for n in chosen], [keys[n] for n in chosen]
 
 
 def _is_built_in(connection: Any) -> bool:

@@ -103,6 +103,8 @@ def send(
         refuse_unknown_recipient(queue, alias, recipient)
     if key is not None:
         conflict = dedupe.conflict_of(queue, on_conflict)
+        if dedupe_key is not None:
+            message = message._replace(headers=dedupe.with_key(message.headers, key))
         with isolated_connection(alias) if isolated else nullcontext(connections[alias]) as connection:
             return insert_once(queue, connection, message, type(body), delay, at, key, conflict) or identity
     if isolated:

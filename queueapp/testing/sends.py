@@ -43,11 +43,8 @@ class Sent:
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``. Raises UndecodableMessage."""
-        stored = messages.encode_headers(self.headers)
-        kind = messages.read_kind(stored)
-        if not kind.content_type:
-            kind = kind._replace(content_type=content_type_of(self.queue))
-        return messages.read_stored(self.raw_body, kind, cls, stored, self.message_id, alias_of(self.queue))
+        stored, own = messages.encode_headers(self.headers), content_type_of(self.queue)
+        return messages.read_stored(self.raw_body, stored, self.message_id, alias_of(self.queue), cls, own)
 
     def is_like(self, expected: Any) -> bool:
         """Whether it is what a test expects: a body (compared with what is stored, read as its class), the class of a

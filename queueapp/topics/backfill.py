@@ -29,7 +29,6 @@ from ..journal.start_positions import Start, start_of
 from ..journal.topics import among, is_journaled
 from ..messages.body_filters import sealing
 from ..models import DelayedMessage, JournalCopied, JournalCursor, Now, PoisonMessage
-from ..models.delivery import OnConflict
 from ..models.delivery.journal import NOW, Point, point_of, point_text
 from ..models.delivery.topics import is_pattern, underlying_topic
 from ..sending import dedupe, fanout
@@ -354,14 +353,13 @@ def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int
     (``Delivery.on_conflict``)."""
     entries = list(entries)
     if queue.delivery.dedupe_key is not None:
-        conflict = OnConflict(queue.delivery.on_conflict)
-        if conflict is OnConflict.ERROR:
-            conflict = OnConflict.IGNORE  # its publisher is not there to get the error
         stored = [dedupe.Stored(messages.as_uuid(one.id), one.headers, one.body) for one in entries]
-        admitted = dedupe.admit_stored(queue, connection, stored, conflict)
+        admitted = dedupe.admit_stored(queue, connection, stored, dedupe.conflict_of_stored(queue))
         entries = [one for one, is_admitted in zip(entries, admitted, strict=True) if is_admitted]
     known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
     rows = [row for one in entries for row in rows_of(queue, one, known)]
+    if not rows:
+        return 0
     count = queue_sql(queue, connection).inserts.insert_rows(connection, rows)
     notifier.sent(queue, connection)
     return count

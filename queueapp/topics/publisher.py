@@ -122,7 +122,8 @@ def publish_stored(
     identity = messages.new_id()
     stored, body = wrapped_anew(messages.encode_headers(headers), body, None, original, identity, using)
     headers = messages.decode_headers(stored)
-    if not _publish(topic, body, identity, headers, None, None, None, correlation_id, reply_to, False, using):
+    headers.pop(messages.DEDUPE_KEY, None)  # a key of the queue that gave it up
+    if not _publish(topic, body, identity, headers, None, None, None, correlation_id, reply_to, False, using, True):
         raise InvalidMessage(f"no queue of the topic {topic!r} has a filter that matches it.")
     return identity
 
@@ -139,8 +140,10 @@ def _publish(
     reply_to: str | None,
     unrouted: bool,
     using: str | None,
+    is_stored: bool = False,
 ) -> bool:
-    """See ``publish``. Returns whether a queue took the message or a journal kept it."""
+    """See ``publish``; ``is_stored``: the body is encoded. Returns whether a queue took the message or a journal kept
+    it."""
     topic = resolve(name)
     queues = route(topic)
     keepers = _recorders_of(name, topic, queues, unrouted)
@@ -174,8 +177,13 @@ def _publish(
         for queue, message in prepared:
             if queue not in by_journal:
                 connection = connections[alias_of(queue, using)]
-                key = None if queue.delivery.dedupe_key is None else dedupe.key_of(queue, body, None)
-                if key is None:
+                if queue.delivery.dedupe_key is None:
+                    insert(queue, connection, message, type(body), delay, at)
+                elif is_stored:
+                    row = dedupe.Stored(identity, message.headers, message.body)
+                    if dedupe.admit_stored(queue, connection, [row], dedupe.conflict_of_stored(queue))[0]:
+                        insert(queue, connection, message, type(body), delay, at)
+                elif (key := dedupe.key_of(queue, body, None)) is None:
                     insert(queue, connection, message, type(body), delay, at)
                 else:
                     insert_once(queue, connection, message, type(body), delay, at, key, dedupe.conflict_of(queue, None))

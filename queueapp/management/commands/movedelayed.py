@@ -7,9 +7,8 @@ from typing import Any
 
 from ... import delayed, registry
 from ...messages.escaping import in_one_line
+from ...operations import move_messages
 from ..base_command import OperatorCommand
-
-BATCH = 1000
 
 
 class Command(OperatorCommand):
@@ -36,6 +35,5 @@ class Command(OperatorCommand):
             self.stdout.write(f"{delayed.addressed(source, using=alias)} delayed messages would go to {name}.")
             return
         with self.counting("moved", lambda moved: f"{moved} delayed messages go to {name} now.") as progress:
-            while count := delayed.readdress(source, queue, using=alias, limit=BATCH):
-                progress.at(progress.count + count)
+            move_messages.move_delayed(source, queue, using=alias, progress=progress.at)
         self.stdout.write(f"{progress.count} delayed messages of {in_one_line(source, 200)} go to {name} now.")

@@ -48,5 +48,6 @@ class Command(OperatorCommand):
         move = partial(move_messages.move_type, to=to) if to else move_messages.move_type_to_poison
         with self.counting("moved", lambda done: f"{done} {what} went to {target}.") as progress:
             done = move(queue, kind, progress=progress.at)
-        stay = f"; {present - done} in flight stay" if done < present else ""
+        waits = "in flight or with a dedupe key that waits there" if to and to.delivery.dedupe_key else "in flight"
+        stay = f"; {present - done} {waits} stay" if done < present else ""
         self.stdout.write(f"{done} {what} went to {target}{stay}.")

@@ -142,7 +142,7 @@ def test_a_long_command_that_is_interrupted_says_how_far_it_came(
     for place in (
         "failures.requeue_poison.BATCH",
         "management.commands.purgequeue.BATCH",
-        "management.commands.movedelayed.BATCH",
+        "operations.move_messages.DELAYED_BATCH",
         "operations.move_messages.BATCH",
     ):
         monkeypatch.setattr(f"queueapp.{place}", 2)
