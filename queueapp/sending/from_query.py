@@ -15,8 +15,9 @@ from django.db.models import QuerySet
 from .. import messages, notifier
 from ..consuming.current_message import handling
 from ..errors import InvalidMessage
+from ..messages.types import CONSTANT_FACTORIES
 from ..sql import queue_sql
-from ..sql.inserts import NOT_FINITE, Source
+from ..sql.inserts import REFUSED_VALUE, REFUSED_VALUES, Source
 from ..telemetry import tracing
 from . import early_acks
 from .accepted_types import check_type
@@ -43,9 +44,9 @@ def send_from(
     """Send a message for each row of a queryset, or of a SELECT with ``params``; returns how many.
 
     The body is the row as a JSON object with the names of its columns (``values()`` chooses and renames them). ``of``:
-    the message class that the rows are for; its fields without a default must be columns. The other arguments are those
-    of ``send_many``. Raises InvalidMessage, also for a queue whose bodies are not plain JSON or that accepts early
-    acks.
+    the message class that the rows are for; its fields without a default must be columns, as must those whose default
+    is another one each time. The other arguments are those of ``send_many``. Raises InvalidMessage, also for a queue
+    whose bodies are not plain JSON or that accepts early acks.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send_from, queue._meta.label, locals())
@@ -72,16 +73,22 @@ def send_from(
             _refuse_columns([name for name, _ in columns], of)
             count = sql.inserts.insert_select(connection, like, source, columns)
     except DataError as error:
-        found = re.search(rf"{NOT_FINITE}(-?\w+)", str(error))
-        if found is None:
+        why = _refusal(error)
+        if why is None:
             raise
-        raise InvalidMessage(
-            f"A row cannot be a message body: it holds {found[1].lower().replace('inity', '')}, and JSON has no such "
-            "number."
-        ) from error
+        raise InvalidMessage(f"A row cannot be a message body: {why}.") from error
     if count:
         notifier.sent(queue, connection)
     return count
+
+
+def _refusal(error: DataError) -> str | None:
+    """Why ``send`` would refuse a value of a row; None: the error is another one."""
+    found = re.search(rf'{REFUSED_VALUE}(\w+): ([^"\n]+)', str(error))
+    if found is None:
+        return None
+    kind, value = found.groups()
+    return REFUSED_VALUES[kind].format(value.lower().replace("inity", "") if kind == "number" else value)
 
 
 async def asend_from(
@@ -126,16 +133,25 @@ def _refuse_columns(names: Sequence[str], of: type | None) -> None:
         raise InvalidMessage(f"send_from: several columns have one name ({', '.join(names)}): rename one of them.")
     if of is None:
         return
-    lacking = [field.encode_name for field in _fields_of(of) if field.required and field.encode_name not in names]
-    if lacking:
+    info: Any = msgspec.inspect.type_info(of)
+    if getattr(info, "array_like", False):
+        raise InvalidMessage(f"send_from: a {of.__qualname__} is an array (array_like), and a row an object.")
+    needed = [field.encode_name for field in info.fields if field.required or _differs(field)]
+    if getattr(info, "tag", None) is not None:
+        needed.append(info.tag_field)
+    if lacking := [name for name in needed if name not in names]:
         raise InvalidMessage(
-            f"send_from: a {of.__qualname__} has no {', '.join(lacking)} in these rows ({', '.join(names)})."
+            f"send_from: a {of.__qualname__} has no {', '.join(lacking)} in these rows ({', '.join(names)}). Columns "
+            "are needed for fields without a default, for those whose default is another one each time, and for a tag."
         )
+    known = {*needed, *(field.encode_name for field in info.fields)}
+    if getattr(info, "forbid_unknown_fields", False) and (unknown := [name for name in names if name not in known]):
+        raise InvalidMessage(f"send_from: a {of.__qualname__} forbids the fields {', '.join(unknown)} of these rows.")
 
 
-def _fields_of(of: type) -> Sequence[Any]:
-    info = msgspec.inspect.type_info(of)
-    return getattr(info, "fields", ())
+def _differs(field: Any) -> bool:
+    """Whether each reader of a body without this field would make another value of it."""
+    return field.default_factory is not msgspec.NODEFAULT and field.default_factory not in CONSTANT_FACTORIES
 
 
 def _refuse_what_is_not_stored_as_json(queue: Any) -> None:

@@ -68,11 +68,22 @@ def build_outgoing(
         ("correlation_id", correlation_id, messages.MAX_ADDRESS),
         ("reply_to", reply_to, messages.MAX_ADDRESS),
     ):
-        if value and (not isinstance(value, str) or len(value) > longest or "\0" in value):
+        if value and not is_storable(value, longest):
             raise InvalidMessage(f"{name} = {value!r} is not accepted: a string of at most {longest} characters.")
     message_expires = _expires_ms(delivery, expires_in)
     message = Outgoing(identity, headers, body, message_expires, recipient, priority, correlation_id, reply_to)
     return message._replace(**_checked(others)) if others else message
+
+
+def is_storable(value: Any, longest: int) -> bool:
+    """Whether a text column of this length can hold a value: no NUL, and no half of a surrogate pair."""
+    if not isinstance(value, str) or len(value) > longest or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
@@ -113,7 +124,7 @@ _KINDS: dict[Kind, tuple[Callable[[Any, MessageColumn], bool], str]] = {
     Kind.INT64: (lambda value, _: isinstance(value, int) and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
     Kind.INT16: (lambda value, _: isinstance(value, int) and -(2**15) <= value < 2**15, "a whole number of 16 bits"),
     Kind.TEXT: (
-        lambda value, one: isinstance(value, str) and len(value) <= one.max_length and "\0" not in value,
+        lambda value, one: is_storable(value, one.max_length),
         "a string of at most {0.max_length} characters",
     ),
 }

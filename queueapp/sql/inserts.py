@@ -21,8 +21,16 @@ class Source(NamedTuple):
     names: Sequence[str] | None = None
 
 
-#: The error of ``Inserts.insert_select`` for a float that JSON does not have contains these words, and then the value.
-NOT_FINITE = "queueapp: not finite: "
+#: The error of ``Inserts.insert_select`` for a value that ``send`` would refuse contains these words, one of
+#: ``REFUSED_VALUES``, a colon and the value.
+REFUSED_VALUE = "queueapp refuses "
+REFUSED_VALUES = {
+    "number": "it holds {0}, and JSON has no such number",
+    "time": "it holds {0}, and Python has only the times of the years 1 to 9999",
+    "interval": "it holds {0}, and Python has only durations of up to 999999999 days",
+    "text": "it holds {0}, which is half of a surrogate pair",
+    "array": "it holds an array of {0} dimensions of a type of which one is accepted",
+}
 
 
 class Inserts(abc.ABC):

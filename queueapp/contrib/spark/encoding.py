@@ -137,7 +137,7 @@ class RowEncoder:
         rows = []
         try:
             columns = [python_values(column) for column in batch.columns]
-        except OverflowError as error:
+        except (OverflowError, ValueError) as error:
             raise InvalidDataFrame(
                 f"A row for queue {self._plan.label} has a time outside of the years 1 to 9999 (UTC)."
             ) from error

@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, Optional, Union  # noqa: F401
 import msgspec
 from msgspec import inspect
 
+from ...messages.types import CONSTANT_FACTORIES
+
 #: ("kind", details …) of one type.
 Schema = tuple[Any, ...]
 
@@ -30,7 +32,6 @@ _BOUNDED: dict[type, Any] = {
     inspect.DateTimeType: datetime.datetime, inspect.TimeType: datetime.time, inspect.TimeDeltaType: datetime.timedelta,
 }  # fmt: skip
 _BOUNDS = ("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "tz")
-_EMPTY = (list, dict, set, frozenset, tuple)
 _NAMES = {kind.__name__: kind for kind in (*_SIMPLE, *_BOUNDED)}
 
 
@@ -94,7 +95,7 @@ def _default(field: Any) -> tuple[Any, ...]:
     if field.required:
         return ()
     if field.default_factory is not msgspec.NODEFAULT:
-        if field.default_factory not in _EMPTY:
+        if field.default_factory not in CONSTANT_FACTORIES:
             raise _Unsupported
         return (msgspec.to_builtins(field.default_factory()),)
     if isinstance(field.default, enum.Enum | str | int | float | bool | None):

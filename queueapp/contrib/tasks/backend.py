@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from ... import messages, registry
-from ...errors import InvalidOption, UndecodableMessage
+from ...errors import InvalidMessage, InvalidOption, UndecodableMessage
 from ...sending.validation import FAR_FUTURE
 from .compat import BaseTaskBackend, InvalidTask, TaskResult, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from .serialization import body_of, headers_of, id_of
@@ -83,21 +83,24 @@ class QueueBackend(BaseTaskBackend):
         _due(task)
         require_known_consumer(task.module_path, tuple(configuration.modules))
         identity = messages.new_id()
-        result: Any = TaskResult(
-            task=task,
-            id=str(identity),
-            status=TaskResultStatus.READY,
-            enqueued_at=None,
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=args,
-            kwargs=kwargs,
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
-        # TaskResult has converted them to JSON values, and refused others.
+        try:
+            # TaskResult converts the arguments to JSON values, and refuses others.
+            result: Any = TaskResult(
+                task=task,
+                id=str(identity),
+                status=TaskResultStatus.READY,
+                enqueued_at=None,
+                started_at=None,
+                finished_at=None,
+                last_attempted_at=None,
+                args=args,
+                kwargs=kwargs,
+                backend=self.alias,
+                errors=[],
+                worker_ids=[],
+            )
+        except RecursionError as error:
+            raise InvalidMessage(f"The arguments of {task.module_path} cannot be a message body: {error}.") from error
         store = partial(self._store, result, identity, body_of(result.args, result.kwargs))
         if configuration.enqueue_on_commit is not None:
             from .result_store import alias_of

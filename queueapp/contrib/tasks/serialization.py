@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
 from ... import messages
-from ...errors import UndecodableMessage
+from ...errors import InvalidMessage, UndecodableMessage
 from ...failures.history import clean
-from ...messages.bodies import decode_body
+from ...messages.bodies import decode_body, refuse_not_finite
 from ...messages.body_filters import is_wrapped, opened
 from ...messages.headers import read_kind
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, DEFAULT_TASK_QUEUE_NAME
@@ -36,8 +37,15 @@ def headers_of(task: Any, backend: str) -> dict[str, str]:
 
 
 def body_of(args: Any, kwargs: Any) -> bytes:
-    """The arguments, normalized, as JSON in ASCII, which every database and driver accepts."""
-    return json.dumps({"args": args, "kwargs": kwargs}, separators=(",", ":")).encode()
+    """The arguments, normalized, as JSON in ASCII, which every database and driver accepts. Raises InvalidMessage for
+    NaN and the infinities, which JSON does not have."""
+    arguments = {"args": args, "kwargs": kwargs}
+    try:
+        return json.dumps(arguments, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        with suppress(TypeError, RecursionError):
+            refuse_not_finite(arguments)
+        raise InvalidMessage(f"The arguments of a task cannot be a message body: {error}.") from error
 
 
 def arguments_of(body: bytes | None) -> tuple[list[Any], dict[str, Any]]:

@@ -15,7 +15,7 @@ import psycopg
 
 from ...errors import TableNotFound
 from ...registry import queues
-from ..inserts import NOT_FINITE, BrokerTables, Fanout, Inserts, Source, Subscribed
+from ..inserts import REFUSED_VALUE, BrokerTables, Fanout, Inserts, Source, Subscribed
 from ..message_columns import BY_NAME, COUNTS, NO_OPTIONS, OPTIONS, WHOLE, Kind, Outgoing, Row, Run, kind_of
 from ..tables import StoreTable
 from .columns import TYPES, Statements, TableText, to_utc
@@ -37,11 +37,19 @@ _TYPES = {
 _TYPES |= {column.name: TYPES[column.kind] for column in BY_NAME.values()}
 _TYPES_PRIORITY64 = _TYPES | {column.name: TYPES[kind_of(column, priority64=True)] for column in BY_NAME.values()}
 
-# JSON of the rows of a SELECT
+# JSON of the rows of a SELECT, by the numbers of PostgreSQL's types
 _INTEGERS = {20, 21, 23, 26}
-_BOOLEAN, _BYTES, _JSON, _PLAIN, _FLOATS, _INTERVAL = {16}, {17}, {114, 3802}, {1700, 2950}, {700, 701}, {1186}
+_BOOLEAN, _BYTES, _JSON, _JSONB, _PLAIN, _FLOATS = {16}, {17}, {114}, {3802}, {1700, 2950}, {700, 701}
+_DATE, _TIME, _NAIVE, _AWARE, _INTERVAL = {1082}, {1083}, {1114}, {1184}, {1186}
 #: Arrays of what ``to_json`` writes unlike ``send``: the type of the array, and that of its elements.
-_ARRAYS = {1001: 17, 1021: 700, 1022: 701, 1187: 1186, 1231: 1700}
+_ARRAYS = {
+    199: 114, 1001: 17, 1021: 700, 1022: 701, 1115: 1114, 1182: 1082, 1183: 1083, 1185: 1184, 1187: 1186, 1231: 1700,
+}  # fmt: skip
+#: In JSON text: an escaped half of a surrogate pair without the other one, and a number that may be too large for a
+#: float.
+_HIGH, _LOW_HALF = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = rf"{_HIGH}(?!{_LOW_HALF})|(?<!{_HIGH}){_LOW_HALF}"
+_LARGE = r"[0-9][eE][+]?[0-9]{3}"
 #: Of an id: its last 64 bits, of which the first is set, as a signed number.
 _LOW = 2**64
 _AT_ONCE = 40
@@ -233,38 +241,73 @@ class PostgresqlInserts(Statements, Inserts):
 
 
 def _as_json(column: str, type_: int) -> str:
-    """The JSON text of a value; NULL for NULL."""
-    if type_ in _INTEGERS or type_ in _JSON:
+    """The JSON text of a value as ``send`` writes it, an error for one that it refuses; NULL for NULL."""
+    if type_ in _INTEGERS or type_ in _JSONB:
         return f"{column}::text"
+    if type_ in _JSON:  # as text, unless no reader accepts that: jsonb writes large numbers as whole ones
+        half = rf"substring(replace({column}::text, '\\', '') FROM '{_HALF}')"
+        return (
+            f"CASE WHEN {half} IS NOT NULL THEN {_refused('text', half)} "
+            f"WHEN {column}::text ~ '{_LARGE}' THEN {column}::jsonb::text ELSE {column}::text END"
+        )
     if type_ in _BOOLEAN:
         return f"CASE WHEN {column} THEN 'true' WHEN NOT {column} THEN 'false' END"
-    if type_ in _PLAIN:  # as ``send()`` writes them: nothing in them needs escapes
+    if type_ in _PLAIN:  # nothing in them needs escapes
         return f"'\"' || {column}::text || '\"'"
     if type_ in _BYTES:
         return f"'\"' || translate(encode({column}, 'base64'), E'\\n', '') || '\"'"
-    if (
-        type_ in _FLOATS
-    ):  # a whole number stays a float, minus zero too; JSON has no NaN: the cast fails with these words
-        refused = f"('{NOT_FINITE}' || {column}::text)::bigint::text"
+    if type_ in _FLOATS:  # a whole number stays a float, minus zero too
         return (
-            f"CASE WHEN {column}::text IN ('NaN', 'Infinity', '-Infinity') THEN {refused} "
+            f"CASE WHEN {column}::text IN ('NaN', 'Infinity', '-Infinity') THEN {_refused('number', column)} "
             f"WHEN {column}::text ~ '^-?[0-9]+$' THEN {column}::text || '.0' ELSE {column}::text END"
         )
-    if type_ in _INTERVAL:  # ISO 8601 in days and seconds, whatever the server's IntervalStyle
-        return (
-            "(SELECT '\"' || CASE WHEN x.e < 0 THEN '-' ELSE '' END || 'P' || CASE WHEN x.d > 0 THEN x.d::text || 'D' "
-            "ELSE '' END "
-            "|| CASE WHEN x.s > 0 THEN 'T' || trim_scale(x.s)::text || 'S' WHEN x.d = 0 THEN '0D' ELSE '' END || '\"' "
-            "FROM (SELECT y.e, div(abs(y.e), 86400) AS d, mod(abs(y.e), 86400) AS s "
-            f"FROM (SELECT extract(epoch FROM {column})::numeric AS e) AS y) AS x)"
-        )
+    if type_ in _DATE:
+        return _within_years(column, "", f"to_json({column})::text")
+    if type_ in _NAIVE:
+        return _within_years(column, "", _written(column, 'YYYY-MM-DD"T"HH24:MI:SS.US'))
+    if type_ in _AWARE:
+        return _within_years(column, "+00", _written(f"{column} AT TIME ZONE 'UTC'", 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+    if type_ in _TIME:
+        written = _written(column, "HH24:MI:SS.US")
+        return f"CASE WHEN {column} = '24:00' THEN {_refused('time', column)} ELSE {written} END"
+    if type_ in _INTERVAL:
+        return _duration(column)
     if type_ in _ARRAYS:
         elements = f"string_agg(coalesce({_as_json('u.e', _ARRAYS[type_])}, 'null'), ',' ORDER BY u.o)"
         return (
-            f"CASE WHEN {column} IS NOT NULL THEN (SELECT '[' || coalesce({elements}, '') || ']' "
+            f"CASE WHEN array_ndims({column}) > 1 THEN {_refused('array', f'array_ndims({column})')} "
+            f"WHEN {column} IS NOT NULL THEN (SELECT '[' || coalesce({elements}, '') || ']' "
             f"FROM unnest({column}) WITH ORDINALITY AS u(e, o)) END"
         )
     return f"to_json({column})::text"
+
+
+def _refused(kind: str, value: str) -> str:
+    """A cast that fails with a text of ``REFUSED_VALUE``."""
+    return f"('{REFUSED_VALUE}{kind}: ' || {value}::text)::bigint::text"
+
+
+def _written(value: str, pattern: str) -> str:
+    return f"'\"' || replace(to_char({value}, '{pattern}'), '.000000', '') || '\"'"
+
+
+def _within_years(column: str, zone: str, written: str) -> str:
+    outside = f"{column} < '0001-01-01{zone}' OR {column} >= '10000-01-01{zone}'"
+    return f"CASE WHEN {outside} THEN {_refused('time', column)} ELSE {written} END"
+
+
+def _duration(column: str) -> str:
+    """ISO 8601 in days and seconds, whatever the server's IntervalStyle: a month has 30 days and a year 365, as in the
+    driver (in ``epoch`` a year has a quarter of a day more)."""
+    seconds = f"extract(epoch FROM {column})::numeric - 21600 * extract(year FROM {column})::numeric"
+    return (
+        "(SELECT CASE WHEN y.e IS NULL THEN NULL "
+        f"WHEN abs(y.e) >= 86400000000000 THEN {_refused('interval', column)} ELSE "
+        "'\"' || CASE WHEN y.e < 0 THEN '-' ELSE '' END || 'P' || CASE WHEN x.d > 0 THEN x.d::text || 'D' ELSE '' END "
+        "|| CASE WHEN x.s > 0 THEN 'T' || trim_scale(x.s)::text || 'S' WHEN x.d = 0 THEN '0D' ELSE '' END || '\"' END "
+        f"FROM (SELECT {seconds} AS e) AS y "
+        "CROSS JOIN LATERAL (SELECT div(abs(y.e), 86400) AS d, mod(abs(y.e), 86400) AS s) AS x)"
+    )
 
 
 def _texts(columns: Sequence[tuple[str, int]]) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,39 @@ class Shipped(msgspec.Struct, rename="camel", tag="shipped"):
 class Counted:
     number: int
     text: str = "none"
+
+
+class Kinds(msgspec.Struct, omit_defaults=False):
+    """A field for each kind of value."""
+
+    nothing: str | None = None
+    truth: bool = False
+    whole: int = 0
+    real: float = 0.5
+    large: float = 0.5
+    rounded: float = 0.5
+    minus: float = 0.5
+    number: Decimal = Decimal(0)
+    nul: str = ""
+    fffe: str = ""
+    emoji: str = ""
+    empty: str = "x"
+    data: bytes = b""
+    pieces: list[bytes | None] = []
+    day: date = date(2026, 1, 1)
+    aware: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    first: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    last: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    naive: datetime = datetime(2026, 1, 1)
+    duration: timedelta = timedelta(0)
+    micro: timedelta = timedelta(0)
+    identity: uuid.UUID = uuid.UUID(int=0)
+    numbers: list[int | None] = []
+    nested: list[list[int]] = []
+    keys: dict[int, str] = {}
+    reals: list[float] = []
+    weights: dict[str, float] = {}
+    moments: list[datetime] = []
 
 
 def failing_source(snapshot: Snapshot, kind: str, marks: Path) -> type[QueueDataSource]:
