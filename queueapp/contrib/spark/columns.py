@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -55,6 +56,10 @@ ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
     "id": ((StringType(),), "string with a UUID; null: a new one"),
     **{one.name: _KINDS[one.kind] for one in SENT},
 }
+
+
+#: Types of intervals with months, also within others.
+_MONTHS = re.compile(r"\binterval(?! day| hour| minute| second)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,12 @@ def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> P
             f"Its fields are {listed(fields)}."
         )
     _refuse_repeated(target, names)
+    for field in schema.fields:
+        if _MONTHS.search(kind := field.dataType.simpleString()):
+            raise InvalidDataFrame(
+                f"Column {field.name} of the DataFrame for queue {target.label} is {kind}, which has no fixed length: "
+                "cast it to an interval of days and seconds."
+            )
     missing = [name for name, (_, required) in fields.items() if required and name not in names]
     if missing:
         raise InvalidDataFrame(
