@@ -59,7 +59,7 @@ ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
 
 
 #: Types of intervals with months, also within others.
-_MONTHS = re.compile(r"\binterval(?! day| hour| minute| second)")
+_MONTHS = re.compile(r"\binterval\b(?!:| day| hour| minute| second)")
 
 
 @dataclass(frozen=True, slots=True)
