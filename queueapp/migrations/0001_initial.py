@@ -1,3 +1,4 @@
+import datetime
 import django.db.models.deletion
 import queueapp.models.fields
 import queueapp.models.journal
@@ -742,6 +743,150 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(fields=("queue", "consumer", "type_name"), name="queueapp_subscription_of")
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Schedule",
+            fields=[
+                ("name", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ("queue", models.CharField(help_text="Label of the queue, app.Model.", max_length=200)),
+                (
+                    "task",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text="Path of a Django task; empty: a message.",
+                        max_length=400,
+                    ),
+                ),
+                (
+                    "tags",
+                    models.CharField(
+                        blank=True, db_default="", default="", help_text="Separated by commas.", max_length=400
+                    ),
+                ),
+                (
+                    "cron",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text="Five fields, or six with seconds first.",
+                        max_length=200,
+                    ),
+                ),
+                ("every", models.DurationField(blank=True, help_text="An interval, in place of cron.", null=True)),
+                (
+                    "at",
+                    queueapp.models.fields.UtcField(
+                        blank=True, help_text="A single time, in place of cron.", null=True
+                    ),
+                ),
+                (
+                    "timezone",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text="Of cron; empty: TIME_ZONE of the settings.",
+                        max_length=64,
+                    ),
+                ),
+                (
+                    "start",
+                    queueapp.models.fields.UtcField(
+                        blank=True, help_text="Nothing is sent before; an interval counts from here.", null=True
+                    ),
+                ),
+                ("end", queueapp.models.fields.UtcField(blank=True, help_text="Nothing is sent after.", null=True)),
+                (
+                    "jitter",
+                    models.DurationField(
+                        blank=True, help_text="Each run is up to so much later, evenly spread.", null=True
+                    ),
+                ),
+                (
+                    "misfire",
+                    models.CharField(
+                        choices=[
+                            ("once", "one run for all of them"),
+                            ("all", "each of them, the newest misfire_limit"),
+                            ("skip", "none of them"),
+                        ],
+                        default="once",
+                        max_length=4,
+                    ),
+                ),
+                ("misfire_limit", models.PositiveIntegerField(db_default=100, default=100)),
+                (
+                    "misfire_grace",
+                    models.DurationField(
+                        default=datetime.timedelta(seconds=60), help_text="A run is missed when it is later than this."
+                    ),
+                ),
+                (
+                    "headers",
+                    models.TextField(
+                        blank=True, db_default="", default="", help_text="JSON object; the type is among them."
+                    ),
+                ),
+                ("body", models.TextField(blank=True, db_default="null", default="null", help_text="JSON.")),
+                (
+                    "options",
+                    models.TextField(
+                        blank=True, db_default="", default="", help_text="JSON: further arguments of send."
+                    ),
+                ),
+                ("paused", models.BooleanField(db_default=False, default=False)),
+                (
+                    "declared",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        editable=False,
+                        help_text="Digest of its declaration in code; empty: made in the admin.",
+                        max_length=64,
+                    ),
+                ),
+                (
+                    "next_at",
+                    queueapp.models.fields.UtcField(
+                        blank=True, editable=False, help_text="The next run; null: there is none.", null=True
+                    ),
+                ),
+                (
+                    "due_at",
+                    queueapp.models.fields.UtcField(
+                        blank=True,
+                        db_index=True,
+                        editable=False,
+                        help_text="Its jitter, or a wait after a failure, added.",
+                        null=True,
+                    ),
+                ),
+                (
+                    "last_at",
+                    queueapp.models.fields.UtcField(
+                        blank=True, editable=False, help_text="The time that the last run was for.", null=True
+                    ),
+                ),
+                ("last_sent_at", queueapp.models.fields.UtcField(blank=True, editable=False, null=True)),
+                (
+                    "last_id",
+                    queueapp.models.fields.GuidField(
+                        blank=True, editable=False, help_text="Id of the message of the last run.", null=True
+                    ),
+                ),
+                ("runs", models.BigIntegerField(db_default=0, default=0, editable=False)),
+                ("failures", models.IntegerField(db_default=0, default=0, editable=False, help_text="In a row.")),
+                ("error", models.CharField(blank=True, db_default="", default="", editable=False, max_length=500)),
+                ("made_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now(), editable=False)),
+            ],
+            options={
+                "ordering": ["name"],
+                "required_db_features": ["has_select_for_update_skip_locked"],
             },
         ),
     ]

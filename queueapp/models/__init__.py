@@ -7,6 +7,7 @@ from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
 from .message_key import DeferredAck, MessageKey, ProcessedMessage
 from .priority64_index import Priority64Index
 from .queue import QueueBase, QueueModel
+from .schedule import Misfire, Schedule
 from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, StoredMessage
 from .subscribers import DISPATCHER, MAINTENANCE, NO_QUEUES, ClaimRecord, FairTurn, Leader, QueueControl, Subscriber
 from .subscription import Subscription
@@ -32,6 +33,7 @@ __all__ = [
     "JournalEntry",
     "Leader",
     "MessageKey",
+    "Misfire",
     "NaiveUtcField",
     "Now",
     "PoisonMessage",
@@ -41,6 +43,7 @@ __all__ = [
     "QueueControl",
     "QueueModel",
     "RowVersionIndex",
+    "Schedule",
     "Semantics",
     "SparkCommit",
     "StoredMessage",
