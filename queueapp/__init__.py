@@ -55,12 +55,14 @@ if TYPE_CHECKING:
     from .receiving.inbox import processed_once
     from .receiving.message import Message
     from .receiving.request_reply import arequest, request
+    from .schedules.declarations import scheduled
     from .topics.publisher import apublish, publish, publish_many
 
 #: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
 _PUBLIC = {
     "BatchContext": "consuming.batch_context",
     "MessageSet": "consuming.set_consumers",
+    "scheduled": "schedules.declarations",
     "set_consumer": "consuming.set_consumers",
     "BookmarkNotFound": "errors",
     "Consumer": "consuming.consumers",
@@ -162,6 +164,7 @@ __all__ = [
     "register_codec",
     "replay",
     "request",
+    "scheduled",
     "set_consumer",
     "upcast",
 ]

@@ -1,4 +1,4 @@
-"""The Django app: finds consumers and admin pages once all models are there."""
+"""The Django app: finds consumers, schedules and admin pages once all models are there."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ class QueueappConfig(AppConfig):
 
         migrating.connect(self)
         post_migrate.connect(after_migrate, sender=self, dispatch_uid="queueapp.notifier")
-        autodiscover_modules("consumers")
+        autodiscover_modules("consumers", "schedules")

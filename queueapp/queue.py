@@ -22,6 +22,8 @@ from .models.delivery import OnConflict, Semantics
 from .models.queue import QueueModel
 from .receiving import ack_by_id, ack_by_seq
 from .receiving.receive import AsyncReceive, Receive
+from .schedules.declarations import ScheduleOptions
+from .schedules.declarations import schedule as declare_schedule
 from .sending import bulk, from_query, send
 from .sending.dedupe import Key
 from .sending.options import BulkOptions, CarriedOptions, SelectOptions, SendOptions
@@ -132,6 +134,15 @@ class Queue(QueueModel):
     ) -> int:
         """``send_from`` for async code; the same transaction rules as Django's async ORM."""
         return await from_query.asend_from(cls, rows, params, **options)
+
+    @classmethod
+    def schedule(cls, body: Any, *, name: str, **options: Unpack[ScheduleOptions]) -> None:
+        """Declare a schedule: ``body`` is sent at certain times, for as long as this call is in the code. Written in
+        ``consumers.py`` or ``schedules.py`` of an app. See ``schedules.declarations.schedule`` for every argument.
+
+        >>> Orders.schedule({"close": "day"}, name="close the day", cron="0 22 * * mon-fri", timezone="Europe/Oslo")
+        """
+        declare_schedule(cls, body, name=name, **options)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 

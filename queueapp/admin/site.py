@@ -11,6 +11,7 @@ from ..models import (
     JournalEntry,
     PoisonMessage,
     QueueControl,
+    Schedule,
     SubjectKey,
     Subscriber,
     Subscription,
@@ -21,6 +22,7 @@ from .journal import JournalAdmin
 from .overview import OverviewAdmin
 from .poison import PoisonAdmin
 from .queues import QueueAdmin
+from .schedules import ScheduleAdmin
 from .subject_keys import SubjectKeyAdmin
 from .subscribers import SubscriberAdmin
 from .subscriptions import SubscriptionAdmin
@@ -34,6 +36,7 @@ def register() -> None:
         DelayedMessage: DelayedAdmin,
         JournalEntry: JournalAdmin,
         PoisonMessage: PoisonAdmin,
+        Schedule: ScheduleAdmin,
         SubjectKey: SubjectKeyAdmin,
         Subscriber: SubscriberAdmin,
         Subscription: SubscriptionAdmin,

@@ -38,6 +38,10 @@ CONVERSATION_ID = "conversation-id"
 #: Of a message that was published: the topic it was published to.
 TOPIC = "topic"
 
+#: Of a message that a schedule sent: its name, and the time that the run was for (ISO 8601, UTC).
+SCHEDULE = "schedule"
+SCHEDULED_FOR = "scheduled-for"
+
 #: In a message that was edited out of poison: the id of the one it replaces.
 EDIT_OF = "edit-of"
 

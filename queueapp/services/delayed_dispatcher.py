@@ -1,4 +1,4 @@
-"""The delayed dispatcher: moves due messages to their queues, and sleeps until the next one is due.
+"""The delayed dispatcher: moves due messages to their queues, runs schedules, and sleeps until the next one is due.
 
 One elected dispatcher per database and set of queues does the work; the others of that set wait until its lease
 expires. (Two projects on one database do not know each other's queues, so each has a leader of its own: otherwise the
@@ -19,6 +19,7 @@ from .. import callbacks, delayed
 from ..circuit_breaker import Breaker, CircuitBreaker, RateBreaker
 from ..conf import settings
 from ..errors import SemanticsRefused
+from ..schedules.runner import ScheduleRunner
 from ..sql import ErrorKind, backend_of
 from .connection_timeouts import ResponseDeadline, restart_deadline, without_deadline
 from .leader_election import Elector, role_name
@@ -38,6 +39,7 @@ class DelayedDispatcher(Service):
         scope, suffix = self._scope()
         super().__init__(f"dispatcher-{scope}")
         self.elector = Elector(alias, role_name("delayed dispatcher") + suffix, holder)
+        self.schedules = ScheduleRunner(alias)
         self.dispatched = 0
         #: Whether it was logged that the configured store refuses the semantics of all queues.
         self._is_refused = False
@@ -71,6 +73,8 @@ class DelayedDispatcher(Service):
         woken = False
         callbacks.guard(without_deadline)
         while not self.stopping:
+            if woken:
+                self.schedules.woken()
             try:
                 with ResponseDeadline(connections[self.alias]):
                     wait = self._round()
@@ -102,6 +106,19 @@ class DelayedDispatcher(Service):
         poll = settings.DISPATCH_INTERVAL.total_seconds()
         if not self.elector.try_lead():
             return poll
+        # First: a delayed store that does not answer must not hold schedules up.
+        next_schedule = self._run_schedules()
+        return min(next_schedule, self._dispatch_round(poll))
+
+    def _run_schedules(self) -> float:
+        """Run the schedules that are due; returns how many seconds to wait for the next."""
+        return self.schedules.round(self.elector.term, self._may_continue)
+
+    def _may_continue(self) -> bool:
+        restart_deadline()
+        return not self.stopping and self.elector.try_lead()
+
+    def _dispatch_round(self, poll: float) -> float:
         limit = settings.DISPATCH_BATCH
         done = self._dispatch(limit)
         self.dispatched += done.moved

@@ -6,6 +6,7 @@ down or hangs delays no messages for other targets. It runs only where a queue's
 
 from __future__ import annotations
 
+import math
 import uuid
 import zlib
 from datetime import timedelta
@@ -49,6 +50,9 @@ class Forwarder(DelayedDispatcher):
             if not self._refusals:
                 self.dispatch_breaker.success()
         return wait
+
+    def _run_schedules(self) -> float:
+        return math.inf  # those of a database are its dispatcher's
 
     def _dispatch(self, limit: int) -> delayed.Dispatched:
         self._refusals.clear()

@@ -28,6 +28,7 @@ ELSEWHERE = (
     "guide.md",
     "tutorial.md",
     "howto/deployment.md",
+    "howto/schedules.md",
     "howto/tasks.md",
     "howto/tracing.md",
     "howto/testing.md",

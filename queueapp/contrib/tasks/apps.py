@@ -14,8 +14,9 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import consumers, task_stats
+        from . import consumers, scheduled_tasks, task_stats
 
         consumers.connect_signals()
         consumers.install()
         task_stats.install()
+        scheduled_tasks.install()

@@ -78,6 +78,13 @@ class QueueBackend(BaseTaskBackend):
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Store a task in the caller's transaction, or after its commit (OPTIONS["enqueue_on_commit"])."""
+        return self._enqueue(task, args, kwargs)
+
+    def enqueue_scheduled(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Store a task in the caller's transaction, which records the run of its schedule."""
+        return self._enqueue(task, args, kwargs, at_once=True)
+
+    def _enqueue(self, task: Any, args: Any, kwargs: Any, *, at_once: bool = False) -> Any:
         self.validate_task(task)
         configuration = self.configuration
         _due(task)
@@ -102,7 +109,7 @@ class QueueBackend(BaseTaskBackend):
         except RecursionError as error:
             raise InvalidMessage(f"The arguments of {task.module_path} cannot be a message body: {error}.") from error
         store = partial(self._store, result, identity, body_of(result.args, result.kwargs))
-        if configuration.enqueue_on_commit is not None:
+        if configuration.enqueue_on_commit is not None and not at_once:
             from .result_store import alias_of
 
             transaction.on_commit(store, using=configuration.enqueue_on_commit or alias_of(self.queue))
