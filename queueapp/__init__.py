@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         PublishTo,
         Semantics,
     )
+    from .operations.rehearsal import Rehearsal, RehearsalRefused, rehearse
     from .operations.running_handlers import cancel_running, progress_of
     from .queue import ForeignQueue, ForeignSqlServerQueue, Queue
     from .receiving.inbox import processed_once
@@ -109,6 +110,9 @@ _PUBLIC = {
     "progress_of": "operations.running_handlers",
     "publish": "topics.publisher",
     "publish_many": "topics.publisher",
+    "rehearse": "operations.rehearsal",
+    "Rehearsal": "operations.rehearsal",
+    "RehearsalRefused": "operations.rehearsal",
     "replay": "journal.replay_reader",
     "register_codec": "messages",
     "upcast": "messages",
@@ -148,6 +152,8 @@ __all__ = [
     "Queue",
     "QueueError",
     "QueueNotFound",
+    "Rehearsal",
+    "RehearsalRefused",
     "RetryLater",
     "RetryNow",
     "Semantics",
@@ -162,6 +168,7 @@ __all__ = [
     "publish",
     "publish_many",
     "register_codec",
+    "rehearse",
     "replay",
     "request",
     "scheduled",

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -65,6 +66,17 @@ class Outcome:
         return isinstance(self.verdict, Discard)
 
 
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """The result of a rehearsal's handler."""
+
+    #: The name of its consumer; '' if there was none.
+    consumer: str
+    error: BaseException | None
+    #: ``on_commit`` hooks that were not run.
+    hooks: int
+
+
 class Engine(Protocol):
     """Claims the next message of a queue that a consumer of this process handles, handles it and ends it, as a worker
     does; several barriers at once are possible. Empty: there is none."""
@@ -74,16 +86,18 @@ class Engine(Protocol):
 
 #: Set by the workers' app.
 _engine: Engine | None = None
+#: Calls the handler of one message, whose columns are given: (queue, database, columns). It neither claims nor ends it.
+_rehearser: Callable[[Any, str, Mapping[str, Any]], Rehearsed] | None = None
 observers: list[Callable[[Outcome], None]] = []
 _thread = threading.local()
 #: This process is a worker: eager mode is off.
 _disabled = False
 
 
-def register_engine(by: Engine) -> None:
-    """Use this engine to handle messages."""
-    global _engine
-    _engine = by
+def register_engine(by: Engine, rehearser: Callable[[Any, str, Mapping[str, Any]], Rehearsed] | None = None) -> None:
+    """Use this engine to handle messages, and this function to call a handler in a rehearsal."""
+    global _engine, _rehearser
+    _engine, _rehearser = by, rehearser
 
 
 def has_engine() -> bool:
@@ -107,6 +121,41 @@ def handle_next(queue: Any, alias: str) -> Outcome | None:
         for observer in observers:
             observer(outcome)
     return outcomes[0] if outcomes else None
+
+
+#: Set during a rehearsal, in its thread and in the coroutines of its handler.
+_rehearsing: ContextVar[bool] = ContextVar("queueapp_rehearsing", default=False)
+#: During a rehearsal that refuses sockets and programs: the list of what was refused.
+refusing: ContextVar[list[str] | None] = ContextVar("queueapp_refusing", default=None)
+
+
+def is_rehearsing() -> bool:
+    """Whether this code runs in a rehearsal: what it would commit by itself belongs into the open transaction."""
+    return _rehearsing.get()
+
+
+@contextmanager
+def within_rehearsal() -> Iterator[None]:
+    """A rehearsal, in which what is sent is not handled."""
+    token = _rehearsing.set(True)
+    try:
+        with disabled_in_worker():
+            yield
+    finally:
+        _rehearsing.reset(token)
+
+
+def handle_once(queue: Any, alias: str, columns: Mapping[str, Any]) -> Rehearsed:
+    """Call the handler of a message in this thread, in the open transaction. Raises QueueError as ``handle_next``."""
+    if _rehearser is None:
+        raise QueueError("Nothing here can handle messages: add 'queueapp.workers' to INSTALLED_APPS.")
+    if getattr(_thread, "handling", False):
+        raise QueueError("A handler runs in this thread, and cannot rehearse another one.")
+    _thread.handling = True
+    try:
+        return _rehearser(queue, alias, columns)
+    finally:
+        _thread.handling = False
 
 
 @contextmanager

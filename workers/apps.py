@@ -22,7 +22,7 @@ class WorkersConfig(AppConfig):
     def ready(self) -> None:
         from queueapp import inline
 
-        inline.register_engine(_handle_next)
+        inline.register_engine(_handle_next, _rehearse)
 
 
 def _handle_next(queue: Any, alias: str) -> Any:
@@ -30,3 +30,9 @@ def _handle_next(queue: Any, alias: str) -> Any:
     from .inline import handle_next
 
     return handle_next(queue, alias)
+
+
+def _rehearse(queue: Any, alias: str, columns: Any) -> Any:
+    from .inline import rehearse
+
+    return rehearse(queue, alias, columns)

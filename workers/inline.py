@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -30,10 +30,10 @@ from queueapp.consuming.current_message import handling
 from queueapp.consuming.registry import registered
 from queueapp.errors import QueueError, UndecodableMessage, UnsupportedServer
 from queueapp.failures import limits
-from queueapp.inline import Outcome
+from queueapp.inline import Outcome, Rehearsed
 from queueapp.messages import decode_headers
 from queueapp.messages.ids import as_uuid
-from queueapp.models import Now, Subscriber
+from queueapp.models import Now, Semantics, Subscriber
 from queueapp.receiving import barriers
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.receiving.priority64_marks import Priority64Marks
@@ -49,6 +49,7 @@ from .receiving.quarantine import Quarantine
 from .receiving.queue_state import QueueHealth, QueueState
 from .receiving.receivers import Receiver, TransactionalReceiver, receiver_class_for
 from .receiving.receivers.base import Rollback
+from .receiving.receivers.batch_consumers import BatchCaller
 from .receiving.receivers.outcomes import receive_barriers
 
 #: Longer than a test takes.
@@ -243,6 +244,56 @@ class _Inline(Receiver):
         if self.nested:
             raise Rollback  # of the savepoint; then it is recorded in another one
         return super()._decide_in_place(claimed, error, connection)  # type: ignore[misc]
+
+
+class _Rehearsing(_Inline, Receiver):
+    """Calls one handler. It claims and ends nothing, and runs no hooks: the transaction is rolled back."""
+
+    def __init__(self, state: QueueState, slot: None) -> None:
+        super().__init__(state, slot)
+        if self.handlers.largest_batch:
+            self.batches = BatchCaller(self)
+        self._is_transactional = state.queue.delivery.semantics is Semantics.TRANSACTIONAL
+        self.hooks = 0
+
+    def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
+        # ``Receiver.call``, as within the transaction of a receive, or in what stands for autocommit.
+        called = super(_Inline, self).call if self._is_transactional else self._call_as_in_autocommit
+        outcome = called(claimed, leased=leased)
+        self.run_hooks()
+        return outcome
+
+    def run_hooks(self) -> None:
+        for connection in self.borrowed:
+            self.hooks += len(connection.run_on_commit)
+            connection.run_on_commit = []
+
+    def write_headers(self, seq: int, headers: str) -> None:
+        if self.queue.delivery.semantics is not Semantics.AT_LEAST_ONCE:
+            super().write_headers(seq, headers)
+
+
+def rehearse(queue: Any, alias: str, columns: Mapping[str, Any]) -> Rehearsed:
+    """``queueapp.inline.handle_once``."""
+    handlers = HandlerTable(queue)
+    if handlers.resolver is not None and handlers.resolver.alone:
+        raise QueueError(
+            f"{queue._meta.label} has a set consumer, which takes rows of the queue and cannot be rehearsed."
+        )
+    state = _queue_state(queue, alias, handlers)
+    task = _Rehearsing(state, None)
+    if handlers.copies:
+        handlers.refresh_subscribers(connections[alias])
+    claimed = tuple(columns.get(name) for name in task.sql.table.claimed)
+    consumer = task.consumer_of(claimed)
+    outcome: BaseException | bool | None = False
+    with _bound(task), _watched(task, handlers):
+        try:
+            outcome = task.call(claimed)
+        except Exception as error:  # the handler ended the transaction
+            outcome = error
+    name = consumer.name if consumer is not None and outcome is not False else ""
+    return Rehearsed(name, outcome if isinstance(outcome, BaseException) else None, task.hooks)
 
 
 @lru_cache(maxsize=16)

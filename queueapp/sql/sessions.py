@@ -45,6 +45,11 @@ class Sessions(abc.ABC):
         """Whether the open transaction may not be the marked one because user SQL ended that and began another. True is
         a suspicion (a rollback to a savepoint raises it, too); False is no proof: see each database."""
 
+    def rows_changed(self, connection: Any) -> dict[str, tuple[int, int, int]] | None:
+        """Rows that the open transaction has inserted, updated and deleted so far, by table, in savepoints that were
+        rolled back as well. None: the database does not count them."""
+        return None
+
     @abc.abstractmethod
     def changes_session(self, sql: str, params: Any = None) -> bool:
         """Whether a user statement leaves a change that outlives its transaction, judged by its text: settings,

@@ -140,6 +140,14 @@ class PostgresqlSessions(Sessions):
     def may_be_multiple(self, sql: str) -> bool:
         return ";" in sql
 
+    def rows_changed(self, connection: Any) -> dict[str, tuple[int, int, int]] | None:
+        # The counters of this backend alone; no table is read.
+        sql = (
+            "SELECT relname, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_xact_user_tables "
+            "WHERE n_tup_ins + n_tup_upd + n_tup_del > 0"
+        )
+        return {str(table): (int(i), int(u), int(d)) for table, i, u, d in fetch(connection, sql, ())}
+
     def changes_session(self, sql: str, params: Any = None) -> bool:
         if params:
             sql = _with_true_params(sql, params)
