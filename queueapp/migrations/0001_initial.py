@@ -889,4 +889,15 @@ class Migration(migrations.Migration):
                 "required_db_features": ["has_select_for_update_skip_locked"],
             },
         ),
+        migrations.CreateModel(
+            name="TokenBucket",
+            fields=[
+                ("queue", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ("tokens", models.FloatField()),
+                ("filled_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+            ],
+            options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
+            },
+        ),
     ]

@@ -9,7 +9,17 @@ from .priority64_index import Priority64Index
 from .queue import QueueBase, QueueModel
 from .schedule import Misfire, Schedule
 from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, StoredMessage
-from .subscribers import DISPATCHER, MAINTENANCE, NO_QUEUES, ClaimRecord, FairTurn, Leader, QueueControl, Subscriber
+from .subscribers import (
+    DISPATCHER,
+    MAINTENANCE,
+    NO_QUEUES,
+    ClaimRecord,
+    FairTurn,
+    Leader,
+    QueueControl,
+    Subscriber,
+    TokenBucket,
+)
 from .subscription import Subscription
 from .table_options import RowVersionIndex, TableOptions
 
@@ -51,6 +61,7 @@ __all__ = [
     "Subscriber",
     "Subscription",
     "TableOptions",
+    "TokenBucket",
     "UtcField",
     "distinct_values",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.conf import settings
 from django.db import models
@@ -138,6 +138,23 @@ class FairTurn(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.last}"
+
+
+class TokenBucket(models.Model):
+    """The tokens of a queue with ``Delivery.rate``, as of ``filled_at``. Changed under the lock of the row."""
+
+    if TYPE_CHECKING:
+        objects: ClassVar[models.Manager[TokenBucket]]  # the plugin of mypy does not find it here
+
+    queue = models.CharField(max_length=200, primary_key=True)
+    tokens = models.FloatField()
+    filled_at = UtcField(db_default=Now())
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.tokens:.1f}"
 
 
 class Leader(models.Model):

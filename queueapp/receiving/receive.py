@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, overload
@@ -25,8 +26,10 @@ from ..consuming.shielded import run_shielded
 from ..errors import InvalidOption, QueueError
 from ..flow.fairness import Capacity
 from ..flow.limited_claims import LimitedClaims, Subscription
+from ..flow.rate_limit import rate_limit_of
 from ..models.delivery import Semantics
 from ..sending import fanout, validation
+from ..sending.isolation import outside_transaction
 from ..sql import QueueSql, queue_sql
 from ..sql.claims import FOREVER_MS, MAX_ORDER_KEY, Claimed, SeqRange
 from ..topics.evaluate_pending import evaluate_pending_messages
@@ -92,7 +95,7 @@ class Receive(Sequence[Message]):
             self._atomic = transaction.atomic(using=self.alias)
             self._atomic.__enter__()
         try:
-            self._messages = [Message(self._batch, claimed) for claimed in self._claim()] or self._barriers()
+            self._messages = [Message(self._batch, claimed) for claimed in self._claim_at_rate()] or self._barriers()
         except BaseException as error:
             if self._atomic is not None:
                 self._atomic.__exit__(type(error), error, error.__traceback__)
@@ -171,6 +174,16 @@ class Receive(Sequence[Message]):
         while (row := barriers.take(self.alias, self._batch.owner)) is not None:
             found.append(Message(self._batch, barriers.as_claimed(sql.table, row), barrier=True))
         return found
+
+    def _claim_at_rate(self) -> list[Claimed]:
+        """``_claim`` of at most as many messages as the rate of the queue allows now."""
+        if self.queue.delivery.rate is None:
+            return self._claim()
+        rate, outside = rate_limit_of(self.queue, self.alias), partial(outside_transaction, self.alias)
+        tokens = self._limit = rate.take(self._limit, outside)
+        rows = self._claim() if tokens else []
+        rate.give_back(tokens - len(rows), outside)
+        return rows
 
     def _claim(self) -> list[Claimed]:
         sql, connection = self._batch.sql

@@ -23,6 +23,9 @@ from tests.testapp.models import (
     InTurns,
     LateFlights,
     Leased,
+    Rated,
+    RatedOnce,
+    RatedTransactional,
     Several,
     SeveralTransactional,
     Together,
@@ -87,7 +90,9 @@ def tell_process(message: Ping) -> None:
     Effect.objects.create(name=message.name, detail=str(os.getpid()))
 
 
-for _queue in (Capped, CappedOnce, CappedTransactional, InTurns, InProportion):
+for _queue in (
+    Capped, CappedOnce, CappedTransactional, InTurns, InProportion, Rated, RatedOnce, RatedTransactional,
+):  # fmt: skip
     consumer(_queue, name=f"{_queue.__name__.lower()}.process")(tell_process)
 
 for _queue in (Addressed, AddressedUrgent):

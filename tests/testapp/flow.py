@@ -59,3 +59,23 @@ class InTurnsOnce(Queue):
         semantics = Semantics.AT_MOST_ONCE
         fairness_model = FairnessModel.ROUND_ROBIN
         max_per_subscription_backlog = 10
+
+
+class Rated(Queue):
+    """At most forty messages a second."""
+
+    class Delivery:
+        rate = "40/s"
+        lease_period = timedelta(seconds=5)
+
+
+class RatedTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        rate = "40/s"
+
+
+class RatedOnce(Queue):
+    class Delivery:
+        semantics = Semantics.AT_MOST_ONCE
+        rate = "40/s"

@@ -24,6 +24,9 @@ from .flow import CappedUrgent as CappedUrgent
 from .flow import InProportion as InProportion
 from .flow import InTurns as InTurns
 from .flow import InTurnsOnce as InTurnsOnce
+from .flow import Rated as Rated
+from .flow import RatedOnce as RatedOnce
+from .flow import RatedTransactional as RatedTransactional
 from .keyed import Keyed as Keyed
 from .keyed import KeyedOnce as KeyedOnce
 from .keyed import KeyedTransactional as KeyedTransactional

@@ -36,6 +36,7 @@ from django.db import Error, connections
 
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
+from queueapp.flow.rate_limit import RateLimit
 from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE, LowWaterMarks
 from queueapp.receiving.priority64_marks import marks_for
 from queueapp.sending.isolation import close_isolated
@@ -262,6 +263,9 @@ class QueuePump:
 
     def seconds_to_next_peek(self) -> float:
         """How long to wait after a peek."""
+        rate = self.state.rate
+        if rate is not None and (until_token := rate.wait):
+            return min(until_token, self.peek_delay)  # nothing can be claimed before
         if not self.schedule.empty_claims:
             # A new process on an old queue rescans it in windows: all of them within a peek delay, not one per delay.
             due = self.state.claims.rescan_due_at
@@ -273,7 +277,8 @@ class QueuePump:
 
     def may_submit(self) -> bool:
         """Whether a receiver may be called for messages."""
-        return self._may_work() and not self.backlog.takes_none
+        rate = self.state.rate
+        return self._may_work() and not self.backlog.takes_none and not (rate is not None and rate.wait)
 
     def _may_work(self) -> bool:
         return not (self.paused or self.stopping.is_set() or (self.health.is_degraded and self.probing_receivers()))
@@ -281,6 +286,8 @@ class QueuePump:
     def peek_and_submit(self) -> None:
         """Peek once, and call the receivers that what was found is worth."""
         schedule = self.schedule
+        if self.state.rate is not None and self.state.rate.wait:
+            return  # what it would find has to stay where it is
         schedule.peeked_at = monotonic()
         if self.submit_for_assigned() and schedule.peeked_at - schedule.answered_at < PATIENCE:
             return  # where messages are shared out at each peek, the rescan continues all the same
@@ -421,7 +428,11 @@ class QueuePump:
                 if self.backlog.limited and not (limit := self.backlog.reserve(receiver, limit)):
                     schedule.unserved = True  # the receiver that ends messages of this process claims again
                     return
-                count = receiver.receive(limit)
+                if state.rate is None:
+                    count = receiver.receive(limit)
+                elif (count := self._receive_at_rate(receiver, state.rate, limit)) < 0:
+                    schedule.wake.set()  # the pump waits for the next token
+                    return
                 if state.barriers is not None and state.barriers.release():
                     schedule.peek_now()
             except Error as error:
@@ -450,6 +461,17 @@ class QueuePump:
                     return
             if self._claim_pause:
                 self.stopping.wait(self._claim_pause)
+
+    def _receive_at_rate(self, receiver: Receiver, rate: RateLimit, limit: int) -> int:
+        """Claim and handle as many messages as there are tokens; returns how many were claimed, -1: there is none."""
+        tokens = rate.take(limit)
+        if not tokens:
+            return -1
+        receiver.reserved = tokens  # it gathers no more than that for a batch consumer
+        count = receiver.receive(tokens)
+        # Not after an error: messages may have been claimed.
+        rate.give_back(max(0, tokens - count))
+        return count
 
     def _peek_share(self) -> int:
         """How many messages are this worker's share, by a peek of the receiver's own."""

@@ -31,6 +31,7 @@ from queueapp.circuit_breaker import Breaker, BreakerReport, CircuitBreaker
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.flow.limited_claims import LimitedClaims
+from queueapp.flow.rate_limit import rate_limit_of
 from queueapp.messages import new_id
 from queueapp.models.delivery import Semantics
 from queueapp.receiving.low_water_marks import LowWaterMarks
@@ -199,6 +200,8 @@ class QueueState:
         self.limited_claims = LimitedClaims(queue, alias, self._sql) if delivery.counts_leases else None
         #: TRANSACTIONAL with ``max_backlog``: a message is claimed together with a permit of the queue.
         self.needs_permits = delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL
+        #: ``Delivery.rate``; None: no limit.
+        self.rate = rate_limit_of(queue, alias) if delivery.rate is not None else None
         #: The last claim reached the queue's limit, so that other workers are notified when messages end.
         self.at_limit = False
         self._capacity_notified_at = 0.0

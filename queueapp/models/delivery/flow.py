@@ -12,6 +12,26 @@ from ...options import Option
 MOST_OUTSTANDING = 1_000_000
 
 
+#: Seconds of the units of a rate.
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def per_second(rate: str) -> float:
+    """Messages a second of a rate like "100/m". Raises ValueError."""
+    number, separator, unit = rate.partition("/")
+    found = float(number) / _UNITS.get(unit.strip(), 0) if separator and unit.strip() in _UNITS else 0.0
+    if not 1 / 86_400 <= found <= 1_000_000:
+        raise ValueError(rate)
+    return found
+
+
+def _is_rate(value: str) -> bool:
+    try:
+        return bool(per_second(value))
+    except ValueError:
+        return False
+
+
 class FairnessModel(enum.Enum):
     """Which subscriber gets the next message while there are fewer messages than free capacity."""
 
@@ -64,6 +84,25 @@ OPTIONS: tuple[Option, ...] = (
         optional=True,
     ),
     Option(
+        "rate",
+        str,
+        None,
+        "Hard limit of the messages that are claimed in a time, over all workers and receive() together; "
+        "None: no limit.",
+        optional=True,
+        accept=_is_rate,
+        words='a number and a unit, "100/m" (s, m, h, d), from one a day to 1,000,000 a second',
+    ),
+    Option(
+        "rate_burst",
+        int,
+        None,
+        "So many messages may be claimed at once after a pause; None: those of a tenth of a second, at least one.",
+        low=1,
+        high=MOST_OUTSTANDING,
+        optional=True,
+    ),
+    Option(
         "fairness_model",
         FairnessModel,
         FairnessModel.FAST,
@@ -81,4 +120,6 @@ class FlowOptions:
     max_records_to_peek: int | None
     max_backlog: int | None
     max_per_subscription_backlog: int | None
+    rate: str | None
+    rate_burst: int | None
     fairness_model: FairnessModel
