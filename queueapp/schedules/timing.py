@@ -131,7 +131,7 @@ def zone_of(name: str) -> Any:
         return UTC
     try:
         return ZoneInfo(name)
-    except (ValueError, OSError, TypeError):
+    except (KeyError, ValueError, OSError, TypeError):  # ZoneInfoNotFoundError is a KeyError
         raise InvalidOption("timezone of a schedule", name, 'the name of a time zone, "Europe/Oslo" for one') from None
 
 

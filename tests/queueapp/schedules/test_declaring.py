@@ -25,6 +25,12 @@ class Nightly(msgspec.Struct):
     pages: int = 3
 
 
+class Needy(msgspec.Struct):
+    """One that cannot."""
+
+    number: int
+
+
 def rows(alias: str) -> dict[str, Schedule]:
     stored.declare(alias)
     return {row.name: row for row in Schedule.objects.using(alias)}
@@ -163,9 +169,6 @@ def test_scheduled_above_a_consumer_sends_a_message_of_its_type(
 
 def test_scheduled_needs_a_consumer_and_a_message_that_can_be_made(consumers: list[str]) -> None:
     consumers.append("needs a body")
-
-    class Needy(msgspec.Struct):
-        number: int
 
     with pytest.raises(InvalidOption, match="above @consumer"):
 
