@@ -1,12 +1,13 @@
 """Running the schedules of one database in the dispatcher's loop.
 
 It looks at the table when the next run is due, when a notification has woken the dispatcher, and every ``POLL``
-seconds, since an operator may have added a schedule. Declarations are written each time this process becomes the
+seconds. Without schedules it wakes the dispatcher for nothing, and looks when that has a round, at most so often. Declarations are written each time this process becomes the
 leader, so those of the version that leads apply.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import monotonic
 
@@ -32,15 +33,16 @@ class ScheduleRunner:
             self._look_at = 0.0
 
     def round(self, term: int, may_continue: Callable[[], bool]) -> float:
-        """Run what is due; returns the seconds until the next look. ``term``: of this process's leadership."""
+        """Run what is due; returns the seconds until the next look, infinite without schedules. ``term``: of this
+        process's leadership."""
         if self._declared_in != term:
             declare(self._alias)
             self._declared_in, self._look_at = term, 0.0
         wait = self._look_at - monotonic()
         if wait > 0:
-            return wait
+            return wait if self._has_any else math.inf
         due_in = run_due(self._alias, may_continue)
         self._has_any = due_in is not None
         wait = POLL if due_in is None else min(POLL, max(SHORTEST_WAIT, due_in.total_seconds()))
         self._look_at = monotonic() + wait
-        return wait
+        return wait if self._has_any else math.inf
