@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -255,6 +255,9 @@ class _Rehearsing(_Inline, Receiver):
             self.batches = BatchCaller(self)
         self._is_transactional = state.queue.delivery.semantics is Semantics.TRANSACTIONAL
         self.hooks = 0
+        if not self._is_transactional:
+            for consumer in self.handlers.bound_consumers:
+                consumer.call = self._unmarked(consumer.call)
 
     def call(self, claimed: Claimed, *, leased: bool = False) -> BaseException | bool | None:
         # ``Receiver.call``, as within the transaction of a receive, or in what stands for autocommit.
@@ -262,6 +265,24 @@ class _Rehearsing(_Inline, Receiver):
         outcome = called(claimed, leased=leased)
         self.run_hooks()
         return outcome
+
+    def _unmarked(self, call: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """A handler in autocommit may catch the error of a statement, after which Django marks the transaction; the
+        statement alone was rolled back."""
+
+        def called(message: Any, context: Any) -> None:
+            try:
+                call(message, context)
+            finally:
+                for connection in self.borrowed:
+                    if (
+                        connection.needs_rollback
+                        and not connection.closed_in_transaction
+                        and not _is_failed(connection)
+                    ):
+                        connection.needs_rollback = False
+
+        return called
 
     def run_hooks(self) -> None:
         for connection in self.borrowed:

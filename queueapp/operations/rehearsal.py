@@ -17,7 +17,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
@@ -29,7 +29,7 @@ from .. import inline, messages, registry
 from ..errors import InvalidOption, QueueError, UndecodableMessage, UnsupportedServer
 from ..messages.header_names import DIED
 from ..models import DelayedMessage, PoisonMessage, Semantics, StoredMessage
-from ..sql import backend_of, nonblocking
+from ..sql import SessionState, backend_of, nonblocking
 
 #: Bytes of a body that is reported.
 SHOWN = 2_000
@@ -200,9 +200,8 @@ def _row_of(message: Any, body: bytes | None, headers: Mapping[str, str] | None,
 # -- the sandbox -----------------------------------------------------------------------------------------------------
 
 
-class _Before(NamedTuple):
-    rows: dict[str, dict[str, RowsChanged]]
-    highest: dict[tuple[str, Any], int]
+#: Rows changed, by database and table.
+_Counts = dict[str, dict[str, RowsChanged]]
 
 
 class _Sandbox:
@@ -211,58 +210,76 @@ class _Sandbox:
     def __init__(self) -> None:
         #: The aliases whose database can be reached.
         self.aliases: list[str] = []
+        #: Their savepoints from before the handler, for what can be read after it has broken its transaction.
+        self.points: dict[str, Any] = {}
         #: Rows by table, of databases that do not count them themselves.
         self.counted: dict[str, list[int]] = {}
 
-    def state(self) -> _Before:
-        """What is there before the handler runs."""
-        rows = {alias: found for alias in self.aliases if (found := _rows_changed(alias)) is not None}
-        return _Before(rows, {(alias, model): _highest(model, alias) for alias, model in self._message_tables()})
+    def state(self) -> _Counts:
+        """What was changed in these transactions before the handler runs."""
+        return {alias: found for alias in self.aliases if (found := _rows_changed(alias)) is not None}
 
-    def changes(self, before: _Before) -> tuple[dict[str, RowsChanged], list[RehearsedSend]]:
+    def changes(self, before: _Counts) -> tuple[dict[str, RowsChanged], list[RehearsedSend]]:
         """What has changed since, also where the handler has left a transaction that can only be rolled back."""
         total: dict[str, RowsChanged] = {}
+        sent: list[RehearsedSend] = []
         for alias in self.aliases:
-            if not _is_usable(alias):
+            if not self._is_usable(alias):
                 continue
-            for table, now in (_rows_changed(alias) or {}).items():
-                then = before.rows.get(alias, {}).get(table, RowsChanged(0, 0, 0))
+            counts = _rows_changed(alias)
+            changed: dict[str, RowsChanged] = {}
+            for table, now in (counts or {}).items():
+                then = before.get(alias, {}).get(table, RowsChanged(0, 0, 0))
                 if now != then:
-                    total[table] = RowsChanged(*(a - b for a, b in zip(now, then, strict=True)))
+                    changed[table] = RowsChanged(*(a - b for a, b in zip(now, then, strict=True)))
+            filled = {table: rows.inserted for table, rows in changed.items()} if counts is not None else None
+            for model, most in _message_tables(alias, filled):
+                sent += _sent_in(model, alias, most)
+            total |= changed
         for table, numbers in self.counted.items():
             total.setdefault(table, RowsChanged(*numbers))
-        sent = [
-            one
-            for (alias, model), highest in before.highest.items()
-            if _is_usable(alias)
-            for one in _sent_since(model, alias, highest)
-        ]
         return total, sent[:MAX_SENT]
 
-    def _message_tables(self) -> Iterator[tuple[str, Any]]:
-        for alias in self.aliases:
-            own = [queue for queue in registry.queues if router.db_for_write(queue) == alias and queue._meta.managed]
-            there = set(connections[alias].introspection.table_names()) if own else set()
-            for model in (*own, DelayedMessage):
-                if model._meta.db_table in there:
-                    yield alias, model
+    def _is_usable(self, alias: str) -> bool:
+        """Whether statements can be run. A transaction that has failed is rolled back to where the handler began."""
+        connection = connections[alias]
+        if not connection.in_atomic_block or connection.closed_in_transaction:
+            return False
+        if connection.needs_rollback or _has_failed(connection):
+            connection.needs_rollback = False
+            try:
+                connection.savepoint_rollback(self.points[alias])
+            except Error:
+                return False
+        return True
+
+
+def _message_tables(alias: str, filled: dict[str, int] | None) -> Iterator[tuple[Any, int]]:
+    """The tables that messages are sent to, with how many new rows they have at most. ``filled``: the new rows of all
+    tables; None: they are not known."""
+    own = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+    if filled is None:
+        filled = dict.fromkeys(connections[alias].introspection.table_names(), MAX_SENT)
+    for model in (*own, DelayedMessage):
+        if most := filled.get(model._meta.db_table.rpartition('"."')[2], 0):
+            yield model, most
+
+
+class _End(Exception):
+    """The end of a rehearsal."""
 
 
 @contextmanager
 def _sandbox(found: Rehearsal, network: bool, transactional: str) -> Iterator[_Sandbox]:
     sandbox = _Sandbox()
-    with ExitStack() as around:
+    with suppress(_End), ExitStack() as around:
         for alias in connections:
             _enter(around, alias, sandbox, alias != transactional)
         around.enter_context(inline.within_rehearsal())
         if not network:
             around.enter_context(_refusing(found.refused))
-        try:
-            yield sandbox
-        finally:
-            for alias in sandbox.aliases:
-                if connections[alias].in_atomic_block:
-                    transaction.set_rollback(True, using=alias)
+        yield sandbox
+        raise _End  # rolls every transaction back, in whatever state it is
 
 
 def _enter(around: ExitStack, alias: str, sandbox: _Sandbox, commits_each: bool) -> None:
@@ -278,6 +295,7 @@ def _enter(around: ExitStack, alias: str, sandbox: _Sandbox, commits_each: bool)
         return
     around.enter_context(atomic)
     sandbox.aliases.append(alias)
+    sandbox.points[alias] = connection.savepoint()
     try:
         around.enter_context(backend_of(connection).sessions.lock_timeout(connection, _ms(LOCK_WAIT)))
         counts = _rows_changed(alias) is not None
@@ -295,21 +313,16 @@ class _Statements:
     that one that fails leaves the others; and counted, where the database does not count."""
 
     def __init__(self, alias: str, counted: dict[str, list[int]] | None, commits_each: bool) -> None:
-        self._alias, self._counted, self._commits_each = alias, counted, commits_each
-        self._depth = len(connections[alias].savepoint_ids)
+        self._connection, self._counted, self._commits_each = connections[alias], counted, commits_each
+        self._depth = self._savepoints()
         self._in_savepoint = False
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         text = sql if isinstance(sql, str) else ""
         if _ENDS.match(text):
             raise RehearsalRefused(f"{text.strip()[:40]!r} is refused: a rehearsal is always rolled back.")
-        if self._commits_each and not self._in_savepoint and len(connections[self._alias].savepoint_ids) <= self._depth:
-            self._in_savepoint = True
-            try:
-                with transaction.atomic(using=self._alias):
-                    result = execute(sql, params, many, context)
-            finally:
-                self._in_savepoint = False
+        if self._commits_each and not self._in_savepoint and self._is_alone(text):
+            result = self._in_own_savepoint(lambda: execute(sql, params, many, context))
         else:
             result = execute(sql, params, many, context)
         if self._counted is not None and (verb := _CHANGES.match(text)):
@@ -317,7 +330,25 @@ class _Statements:
             numbers["IUD".index(verb["verb"][0].upper())] += max(0, context["cursor"].rowcount)
         return result
 
+    def _is_alone(self, text: str) -> bool:
+        """Whether it would be in no transaction, or in one without a savepoint, as of ``bulk_create``."""
+        return self._savepoints() <= self._depth and not _OF_SAVEPOINTS.match(text)
 
+    def _in_own_savepoint(self, execute: Callable[[], Any]) -> Any:
+        # Django has marked the transaction if the statement before has failed, and that was rolled back by itself.
+        self._connection.needs_rollback = False
+        self._in_savepoint = True
+        try:
+            with transaction.atomic(using=self._connection.alias):
+                return execute()
+        finally:
+            self._in_savepoint = False
+
+    def _savepoints(self) -> int:
+        return sum(one is not None for one in self._connection.savepoint_ids)
+
+
+_OF_SAVEPOINTS = re.compile(r"\s*(?:SAVEPOINT|RELEASE|ROLLBACK|SAVE|SET)\b", re.IGNORECASE)
 _CHANGES = re.compile(r"\s*(?P<verb>INSERT|UPDATE|DELETE)\s+(?:INTO\s+|FROM\s+)?(?P<table>[^\s(]+)", re.IGNORECASE)
 
 
@@ -329,11 +360,11 @@ def _ms(span: timedelta) -> int:
     return int(span / timedelta(milliseconds=1))
 
 
-def _is_usable(alias: str) -> bool:
-    """Whether statements can still be run in the transaction of a rehearsal. A failed one is rolled back to its last
-    intact point by then, or not at all."""
-    connection = connections[alias]
-    return connection.in_atomic_block and not connection.needs_rollback and not connection.closed_in_transaction
+def _has_failed(connection: Any) -> bool:
+    try:
+        return backend_of(connection).sessions.state(connection, ask=True) is SessionState.FAILED
+    except UnsupportedServer:
+        return False
 
 
 def _rows_changed(alias: str) -> dict[str, RowsChanged] | None:
@@ -345,27 +376,15 @@ def _rows_changed(alias: str) -> dict[str, RowsChanged] | None:
     return None if found is None else {table: RowsChanged(*numbers) for table, numbers in found.items()}
 
 
-def _key_of(model: Any) -> str:
-    return "number" if model is DelayedMessage else "seq"
-
-
-def _highest(model: Any, alias: str) -> int:
-    key = _key_of(model)
-    found = model._base_manager.using(alias).order_by(f"-{key}").values_list(key, flat=True).first()
-    return -(2**63) if found is None else int(found)
-
-
-def _sent_since(model: Any, alias: str, highest: int) -> list[RehearsedSend]:
-    """The messages above a key that only this transaction sees: others do not see what is not committed."""
-    key, names = _key_of(model), {one.name for one in model._meta.concrete_fields}
-    wanted = [
-        name for name in (key, "id", "message_id", "headers", "body", "recipient", "destination") if name in names
-    ]
-    new = model._base_manager.using(alias).filter(**{f"{key}__gt": highest})
-    rows = list(new.order_by(key).values(*wanted)[: 10 * MAX_SENT])
-    if not rows:
-        return []
-    others = _seen_by_others(model, alias, [row[key] for row in rows])
+def _sent_in(model: Any, alias: str, most: int) -> list[RehearsedSend]:
+    """The messages of a table that this transaction has inserted: others do not see what is not committed."""
+    rows = model._base_manager.using(alias)
+    # New rows have the highest keys, but for those that others insert meanwhile.
+    newest = list(rows.order_by("-pk").values_list("pk", flat=True)[: 10 * MAX_SENT])
+    own = sorted(set(newest) - _seen_by_others(model, alias, min(newest))) if newest else []
+    own = own[-min(most, MAX_SENT) :]
+    names = {one.name for one in model._meta.concrete_fields}
+    wanted = names & {"id", "message_id", "headers", "body", "recipient", "destination"}
     return [
         RehearsedSend(
             row.get("destination") or model._meta.label,
@@ -375,18 +394,16 @@ def _sent_since(model: Any, alias: str, highest: int) -> list[RehearsedSend]:
             row.get("recipient", ""),
             model is DelayedMessage,
         )
-        for row in rows
-        if row[key] not in others
+        for row in rows.filter(pk__in=own).order_by("pk").values(*wanted)
     ]
 
 
-def _seen_by_others(model: Any, alias: str, keys: list[int]) -> set[int]:
+def _seen_by_others(model: Any, alias: str, lowest: int) -> set[int]:
     found: set[int] = set()
 
     def read() -> None:
-        rows = nonblocking(model._base_manager.using(alias))
-        for first in range(0, len(keys), 500):
-            found.update(rows.filter(pk__in=keys[first : first + 500]).values_list("pk", flat=True))
+        rows = nonblocking(model._base_manager.using(alias)).filter(pk__gte=lowest)
+        found.update(rows.values_list("pk", flat=True))
 
     _in_another_thread(alias, read)
     return found

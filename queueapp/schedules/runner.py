@@ -1,8 +1,8 @@
 """Running the schedules of one database in the dispatcher's loop.
 
 It looks at the table when the next run is due, when a notification has woken the dispatcher, and every ``POLL``
-seconds. Without schedules it wakes the dispatcher for nothing, and looks when that has a round, at most so often. Declarations are written each time this process becomes the
-leader, so those of the version that leads apply.
+seconds. Without schedules it wakes the dispatcher for nothing, and looks when that has a round, at most so often.
+Declarations are written each time this process becomes the leader, so those of the version that leads apply.
 """
 
 from __future__ import annotations

@@ -220,6 +220,11 @@ class HandlerTable:
         return bool(self._by_name)
 
     @property
+    def bound_consumers(self) -> list[BoundConsumer]:
+        """The consumers that are registered one by one, each once."""
+        return list({id(entry): entry for entry in self._by_name.values()}.values())
+
+    @property
     def largest_batch(self) -> int:
         """The largest batch that a consumer takes in one call; 0: none takes batches."""
         return max((entry.batch for entry in self._by_name.values()), default=0)
