@@ -150,6 +150,7 @@ def test_the_metadata_offers_only_extras_that_have_code(wheel: Path) -> None:
         lines = archive.read(metadata).decode().splitlines()
     assert {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")} == {
         "celery",
+        "cron",
         "expressions",
         "opentelemetry",
         "prometheus",
