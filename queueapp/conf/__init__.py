@@ -1,7 +1,7 @@
 """The project-wide settings: ``QUEUEAPP = {...}`` in Django's settings, each with default and bounds.
 
-Each is declared once, in the module of its subject. Arguments of a consumer and a queue's ``class Delivery`` override
-settings of the same name. Reading a setting never touches the database. ``checks`` reads all of them once at start.
+Each is declared once, in ``options``. Arguments of a consumer and a queue's ``class Delivery`` override settings of the
+same name. Reading a setting never touches the database. ``checks`` reads all of them once at start.
 """
 
 from __future__ import annotations
@@ -12,22 +12,12 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from ..options import Option, read_all
-from . import bodies, delayed, handlers, observability, processes, receiving, retention, retries
 from .asyncmonolith_names import ALIASES, translated
-from .receiving import MAX_CONCURRENCY
+from .options import GROUPS, MAX_CONCURRENCY
 
-__all__ = ["MAX_CONCURRENCY", "OPTIONS", "Settings", "settings"]
+__all__ = ["GROUPS", "MAX_CONCURRENCY", "OPTIONS", "Settings", "settings"]
 
-OPTIONS: tuple[Option, ...] = (
-    *receiving.OPTIONS,
-    *retries.OPTIONS,
-    *handlers.OPTIONS,
-    *bodies.OPTIONS,
-    *processes.OPTIONS,
-    *delayed.OPTIONS,
-    *retention.OPTIONS,
-    *observability.OPTIONS,
-)
+OPTIONS: tuple[Option, ...] = tuple(option for group in GROUPS.values() for option in group)
 
 
 class Settings:

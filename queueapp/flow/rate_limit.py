@@ -19,7 +19,7 @@ from django.db.models import F
 from django.db.models.functions import Least
 
 from ..models import Now, TokenBucket, UtcField
-from ..models.delivery.flow import per_second
+from ..models.delivery.options import per_second
 
 #: Seconds whose tokens a process takes at once, and how long it may keep them.
 AHEAD, KEPT = 0.05, 0.1

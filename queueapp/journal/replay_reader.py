@@ -25,7 +25,7 @@ from ..conf import settings
 from ..errors import BookmarkNotFound, InvalidOption, UndecodableMessage
 from ..messages.ids import as_uuid
 from ..models import JournalCursor, JournalEntry
-from ..models.delivery.journal import EPOCH, NOW, POINTS, point_of
+from ..models.delivery.topics import EPOCH, NOW, POINTS, point_of
 from ..sending.isolation import isolated_connection
 from ..sql.journal import JournalRecord, JournalSql, Position
 from .append import journal_of

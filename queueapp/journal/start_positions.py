@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..errors import BookmarkNotFound
-from ..models.delivery.journal import EPOCH, NOW, Point
+from ..models.delivery.topics import EPOCH, NOW, Point
 from ..sql.journal import BEGINNING, JournalSql, Position
 
 log = logging.getLogger("queueapp")

@@ -20,7 +20,7 @@ from ..consuming.registry import registered
 from ..errors import DuplicateMessage, InvalidMessage, QueueError, UndecodableMessage
 from ..messages.ids import as_uuid
 from ..models import DelayedMessage, MessageKey
-from ..models.delivery.dedupe import OnConflict
+from ..models.delivery.options import OnConflict
 from ..models.delivery.topics import content_type_of
 from ..sql import backend_of, queue_sql
 from ..sql.tables import StoreTable

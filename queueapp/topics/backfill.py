@@ -29,8 +29,7 @@ from ..journal.start_positions import Start, start_of
 from ..journal.topics import among, is_journaled
 from ..messages.body_filters import sealing
 from ..models import DelayedMessage, JournalCopied, JournalCursor, Now, PoisonMessage
-from ..models.delivery.journal import NOW, Point, point_of, point_text
-from ..models.delivery.topics import is_pattern, underlying_topic
+from ..models.delivery.topics import NOW, Point, is_pattern, point_of, point_text, underlying_topic
 from ..sending import dedupe, fanout
 from ..sending.enqueue_expressions import rules_of
 from ..sending.validation import alias_of

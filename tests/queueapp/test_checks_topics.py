@@ -10,7 +10,7 @@ import pytest
 from queueapp.checks import check_entering, check_topics
 from queueapp.errors import InvalidOption
 from queueapp.models.delivery import Delivery
-from queueapp.models.delivery.topics import Distribution, FileBackedMetadata
+from queueapp.models.delivery.options import Distribution, FileBackedMetadata
 from queueapp.sending import enqueue_expressions
 from tests.testapp.models import Bookings, FlightAudit, ForeignPostgres, LateFlights
 

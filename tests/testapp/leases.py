@@ -1,4 +1,4 @@
-"""Queues of the options of ``models.delivery.leases`` that are part of a table, or of its statements."""
+"""Queues of the options of ``models.delivery`` about leases that are part of a table, or of its statements."""
 
 from __future__ import annotations
 

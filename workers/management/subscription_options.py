@@ -12,7 +12,7 @@ from queueapp.consuming.registry import registered
 from queueapp.errors import QueueNotFound
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.messages.escaping import in_one_line
-from queueapp.models.delivery.flow import MOST_OUTSTANDING
+from queueapp.models.delivery.options import MOST_OUTSTANDING
 
 
 def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]:

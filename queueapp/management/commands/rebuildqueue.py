@@ -10,8 +10,7 @@ from django.db import router
 
 from ... import registry
 from ...errors import InvalidOption
-from ...models.delivery.journal import POINTS, Point, point_of
-from ...models.delivery.topics import underlying_topic
+from ...models.delivery.topics import POINTS, Point, point_of, underlying_topic
 from ...topics.backfill import Filled, QueueFeeder, is_over_journal
 from ..base_command import OperatorCommand
 from ..progress import Progress

@@ -1,8 +1,8 @@
 """``class Delivery`` of a queue: how its messages are received (docs/lineage.md names where each option comes from).
 
-Every option is declared once, in the module of what it is about. A queue names only what differs from the defaults; a
-subclass inherits the options of its bases. An unknown name or a value out of bounds is an error at import; options that
-contradict each other are errors of the system checks.
+Every option is declared once, in ``options``. A queue names only what differs from the defaults; a subclass inherits
+the options of its bases. An unknown name or a value out of bounds is an error at import; options that contradict each
+other are errors of the system checks.
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from ...options import Option, read_all
-from . import dedupe, encoding, flow, journal, leases, order, retries, semantics, storage, topics
-from .dedupe import OnConflict
+from ...options import read_all
 from .expire_actions import Drop, KeepAsPoison, PublishTo
-from .flow import FairnessModel
-from .leases import NEVER, ExpirationModel, Leasing
-from .semantics import Semantics
-
-OPTIONS: tuple[Option, ...] = (
-    *semantics.OPTIONS,
-    *leases.OPTIONS,
-    *order.OPTIONS,
-    *flow.OPTIONS,
-    *topics.OPTIONS,
-    *encoding.OPTIONS,
-    *dedupe.OPTIONS,
-    *journal.OPTIONS,
-    *storage.OPTIONS,
-    *retries.OPTIONS,
+from .options import (
+    GROUPS,
+    NEVER,
+    OPTIONS,
+    DeliveryOptions,
+    ExpirationModel,
+    FairnessModel,
+    Leasing,
+    OnConflict,
+    Semantics,
 )
+from .topics import accepted_names, expressions_of
 
 __all__ = [
+    "GROUPS",
     "NEVER",
     "OPTIONS",
     "Delivery",
@@ -51,27 +46,6 @@ __all__ = [
 #: A leased row is rewritten once, 40 bytes longer. WAL of a message's life, bodies of 200 bytes, 70: 943 B; 55: 786;
 #: 48: 673.
 _FILLFACTOR = {Semantics.AT_LEAST_ONCE: 45, Semantics.TRANSACTIONAL: 90, Semantics.AT_MOST_ONCE: 100}
-
-
-class DeliveryOptions(
-    semantics.SemanticsOptions,
-    leases.LeaseOptions,
-    order.OrderOptions,
-    flow.FlowOptions,
-    topics.TopicOptions,
-    encoding.EncodingOptions,
-    dedupe.DedupeOptions,
-    journal.JournalOptions,
-    storage.StorageOptions,
-    retries.FailingOptions,
-):
-    """What a queue's ``class Delivery`` may derive from, for type checkers alone: then they know the types of its
-    options.
-
-    >>> class Orders(Queue):
-    ...     class Delivery(DeliveryOptions):
-    ...         priorities = 3
-    """
 
 
 class Delivery(DeliveryOptions):
@@ -95,8 +69,8 @@ class Delivery(DeliveryOptions):
         self.__dict__.update(read_all(OPTIONS, given, where))
         if self.given.get("fillfactor") is None:
             self.fillfactor = _FILLFACTOR[self.semantics]
-        self.has_expressions = bool(topics.expressions_of(self))
-        self.accepted_types = topics.accepted_names(self.types)
+        self.has_expressions = bool(expressions_of(self))
+        self.accepted_types = accepted_names(self.types)
 
     @property
     def others_may_end(self) -> bool:

@@ -1,144 +1,24 @@
-"""Options of ``class Delivery``: which topics a queue collects, and what of them enters it.
+"""What follows from the options of ``class Delivery`` about topics and the journal.
 
 A queue has a name, and collects the messages of its underlying topics: those whose name is ``underlying_topic``, or, if
-that is a regular expression, those in whose name it is found. The functions below say what follows from the options.
+that is a regular expression, those in whose name it is found.
+
+A recovery point says where reading the journal begins: ``epoch``, ``now`` (``creation`` is the same), a bookmark, or a
+time.
 """
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 from ... import messages
 from ...errors import InvalidOption
-from ...options import Option
 
 #: Longest name of a topic.
 MAX_TOPIC = 255
-
-
-class Distribution(enum.Enum):
-    """Which instances share a queue (the element of AMPS that declares it)."""
-
-    LOCAL = "local"  #: LocalQueue: each database has its own
-    QUEUE = "queue"  #: Queue: one over several instances
-    GROUP_LOCAL = "group-local"  #: GroupLocalQueue: one over the instances of a group
-
-
-class FileBackedMetadata(enum.Enum):
-    """Whether what a queue knows of its messages is kept in a file. Here it always is in the table, so both mean the
-    same."""
-
-    ENABLED = "enabled"
-
-    @classmethod
-    def _missing_(cls, value: object) -> FileBackedMetadata | None:
-        return cls.ENABLED if value is True else None
-
-
-#: Refused when the class is created, and not by a check: where no checks run it would be taken for a local queue.
-_NOT_BUILT = "queues over several instances are not built yet; each database has its own"
-
-
-def _is_topic(value: Any) -> bool:
-    return bool(value) and len(value) <= MAX_TOPIC and "\0" not in value
-
-
-def _is_text(value: Any) -> bool:
-    return bool(value.strip())
-
-
-def _are_types(value: Any) -> bool:
-    return bool(value) and all(
-        bool(one.strip()) if isinstance(one, str) else isinstance(one, type) and (one is dict or messages.is_typed(one))
-        for one in value
-    )
-
-
-OPTIONS: tuple[Option, ...] = (
-    Option("name", str, None, "Name of the queue for publishers and subscribers (AMPS' Name); None: the name of the "
-                              "class.",
-           optional=True, accept=_is_topic),
-    Option(
-        "underlying_topic",
-        str,
-        None,
-        "The topic that the queue collects, or a regular expression that is searched in the names of topics (AMPS' "
-        "UnderlyingTopic); None: the queue's name.",
-        optional=True,
-        accept=_is_topic,
-    ),
-    Option(
-        "default_publish_target",
-        str,
-        None,
-        "Topic of messages that are published to the queue's name (AMPS' DefaultPublishTarget); required if "
-        "underlying_topic "
-        "is a regular expression, which must match it. None: the underlying topic.",
-        optional=True,
-        accept=_is_topic,
-    ),
-    Option(
-        "message_type",
-        str,
-        "json",
-        "Codec of bodies, also for expressions (AMPS' MessageType): json, msgpack, binary, or one that register_codec "
-        "added.",
-        accept=_is_text,
-    ),
-    Option(
-        "types",
-        tuple,
-        None,
-        "Message types that may be sent to the queue: classes, names of types, and `dict` for messages without a type. "
-        "A message of another type is refused; a subclass of a class is accepted. None: all.",
-        optional=True,
-        accept=_are_types,
-        words="a tuple of message classes, names of types, or dict, or None",
-    ),
-    Option("filter", str, None, "An expression: only messages that it matches enter the queue (AMPS' Filter); None: "
-                                "all.",
-           optional=True, accept=_is_text),
-    Option(
-        "file_backed_metadata",
-        FileBackedMetadata,
-        None,
-        "AMPS' FileBackedMetadata, \"enabled\" or True. Accepted and without effect: the state of messages is in "
-        "the queue's table and survives every restart.",
-        optional=True,
-    ),
-    Option("distribution", Distribution, Distribution.LOCAL,
-           "Which instances share the queue (AMPS' LocalQueue, Queue, GroupLocalQueue). Only the first is built.",
-           accept=lambda value: value is Distribution.LOCAL, words=f"'local': {_NOT_BUILT}"),
-    Option("initial_owner", str, None, "AMPS' InitialOwner, of a group-local queue. Not built yet.",
-           optional=True, accept=lambda value: False, words=f"None: {_NOT_BUILT}"),
-    Option("group_local_queue_domain", str, None, "AMPS' GroupLocalQueueDomain, of a group-local queue. Not built yet.",
-           optional=True, accept=lambda value: False, words=f"None: {_NOT_BUILT}"),
-)  # fmt: skip
-
-
-def accepted_names(types: Iterable[Any] | None) -> frozenset[str] | None:
-    """The names of the types that a queue accepts; None: all."""
-    if types is None:
-        return None
-    return frozenset(name for one in types for name in ((one,) if isinstance(one, str) else messages.known_as(one)))
-
-
-class TopicOptions:
-    """The types of these options."""
-
-    name: str | None
-    underlying_topic: str | None
-    default_publish_target: str | None
-    message_type: str
-    types: tuple[type | str, ...] | None
-    filter: str | None
-    file_backed_metadata: FileBackedMetadata | str | bool | None
-    distribution: Distribution | str
-    initial_owner: str | None
-    group_local_queue_domain: str | None
 
 
 #: The options that are expressions over a message that enters the queue.
@@ -149,6 +29,13 @@ def expressions_of(delivery: Any) -> dict[str, str]:
     """Those of them that a queue has, by name."""
     texts = ((name, getattr(delivery, name, None)) for name in EXPRESSIONS)
     return {name: text for name, text in texts if text is not None}
+
+
+def accepted_names(types: Iterable[Any] | None) -> frozenset[str] | None:
+    """The names of the types that a queue accepts; None: all."""
+    if types is None:
+        return None
+    return frozenset(name for one in types for name in ((one,) if isinstance(one, str) else messages.known_as(one)))
 
 
 #: What makes a text a regular expression. A dot alone does not: the names of message types have some.
@@ -204,3 +91,55 @@ def content_type_of(queue: Any) -> str:
     if kind == "json":
         return ""
     return messages.codec_of(kind, f"{queue._meta.label}.Delivery.message_type").content_type
+
+
+EPOCH, NOW = "epoch", "now"
+#: How points in the journal are written.
+POINTS = (
+    "'epoch', 'now', 'creation', a bookmark (a whole number), an aware datetime, or an ISO-8601 timestamp (UTC "
+    "unless it has a zone)"
+)
+_WORDS = {EPOCH: EPOCH, NOW: NOW, "creation": NOW}
+
+#: A point as it is meant: one of the two words, a bookmark, or an aware time.
+Point = str | int | datetime
+
+
+def point_of(value: Any) -> Point | None:
+    """What a point means; None: it means nothing.
+
+    >>> point_of("2026-11-22T10:00:00")
+    datetime.datetime(2026, 11, 22, 10, 0, tzinfo=datetime.timezone.utc)
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if 0 <= value < 2**63 else None
+    if isinstance(value, datetime):
+        return None if value.tzinfo is None else _in_utc(value)
+    if not isinstance(value, str):
+        return None
+    text = value.strip().lower()
+    if text in _WORDS:
+        return _WORDS[text]
+    # A year is a number as well: eight digits and more are a time only with their T.
+    if text.isascii() and text.isdigit():
+        return point_of(int(text))
+    try:
+        time = datetime.fromisoformat(value.strip())
+    except ValueError:
+        return None
+    return _in_utc(time) if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _in_utc(time: datetime) -> datetime | None:
+    """A time as it is stored; None: it is in no year that there is."""
+    try:
+        return time.astimezone(UTC)
+    except OverflowError:
+        return None
+
+
+def point_text(point: Point) -> str:
+    """A point as it is kept, the same for all ways to write it."""
+    return point.astimezone(UTC).isoformat() if isinstance(point, datetime) else str(point)

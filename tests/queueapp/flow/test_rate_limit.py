@@ -14,7 +14,7 @@ from queueapp import InvalidOption, Queue
 from queueapp.flow import rate_limit
 from queueapp.flow.rate_limit import RateLimit, rate_limit_of
 from queueapp.models import TokenBucket
-from queueapp.models.delivery.flow import per_second
+from queueapp.models.delivery.options import per_second
 from tests.databases import parametrize_alias
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased, RatedTransactional
