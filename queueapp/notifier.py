@@ -24,7 +24,7 @@ from .conf import settings
 from .errors import UnsupportedServer
 from .models import DelayedMessage
 from .sql import backend_of
-from .sql.notifications import NotificationsUnavailable
+from .sql.database import NotificationsUnavailable
 
 log = logging.getLogger("queueapp")
 

@@ -18,7 +18,7 @@ from django.db import Error, connections, models, router, transaction
 from ..errors import NotMigrated
 from ..models import DelayedMessage, Priority64Index, RowVersionIndex, TableOptions
 from ..sql import ErrorKind, backend_of
-from ..sql.schema import IndexInfo, SettingAdvice
+from ..sql.database import IndexInfo, SettingAdvice
 from ..sql.tables import QueueTable, StoreTable
 
 

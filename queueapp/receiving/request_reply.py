@@ -30,8 +30,8 @@ from ..notifier import CHANNEL
 from ..sending.isolation import in_transaction
 from ..sending.validation import alias_of, milliseconds
 from ..sql import ErrorKind, backend_of, nonblocking, queue_sql
+from ..sql.database import ListenerConnection, NotificationsUnavailable
 from ..sql.message_columns import Row
-from ..sql.notifications import ListenerConnection, NotificationsUnavailable
 
 #: Seconds between two polls: at first, then doubled up to the peek delay.
 _FIRST_POLL = 0.02

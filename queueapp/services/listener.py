@@ -16,7 +16,7 @@ from django.db import Error, connections
 
 from ..notifier import CHANNEL
 from ..sql import backend_of
-from ..sql.notifications import ListenerConnection, NotificationsUnavailable
+from ..sql.database import ListenerConnection, NotificationsUnavailable
 from .connection_timeouts import ResponseDeadline
 from .database_outage import outage_of
 from .service import Service

@@ -19,8 +19,8 @@ from typing import Any
 from .. import overrides
 from ..errors import UnsupportedServer
 from .base import Backend, ErrorKind, QueueSql
+from .database import SessionState
 from .orm import nonblocking
-from .sessions import SessionState
 from .spark import LedgerTable, SparkSql
 from .tables import Expiry, QueueTable
 

@@ -1,8 +1,9 @@
 """The statements of one queue (``QueueSql``) and of one database vendor (``Backend``), composed of one object for each
 subject.
 
-Each subject has an interface in a module of its own beside this one, and an implementation in the module of the same
-name in ``postgresql/`` and ``sqlserver/``. The first argument of every verb is a Django connection. A verb executes one
+Each subject of a queue has an interface in a module of its own beside this one, and an implementation in the module of
+the same name in ``postgresql/`` and ``sqlserver/``. The interfaces of what a vendor's server has beside tables are
+in ``database``. The first argument of every verb is a Django connection. A verb executes one
 statement (two where it says so) in the connection's transaction and never commits. Verbs that end messages return how
 many rows they ended, and the caller compares. All times are the database's.
 """
@@ -17,17 +18,13 @@ from typing import Any
 from .acks import AckBySeq, Acks
 from .barriers import Barriers
 from .claims import Claims
-from .dedupe import Dedupe, EarlyAcks
-from .delayed import DelayedStore
+from .database import Notifications, Schema, Sessions
 from .figures import Figures
-from .inserts import Fanout, Inserts
+from .inserts import Dedupe, EarlyAcks, Fanout, Inserts
 from .journal import JournalSql
 from .limits import ConcurrencyLimits
-from .maintenance import Failures, Maintenance, Unevaluated
-from .notifications import Notifications
+from .maintenance import DelayedStore, Failures, Maintenance, Unevaluated
 from .results import CeleryResults, TaskResults
-from .schema import Schema
-from .sessions import Sessions
 from .tables import QueueTable
 
 

@@ -10,8 +10,7 @@ from django.db.models import CharField, DecimalField, F, Func, Lookup, Model, Qu
 from django.db.models.functions import Cast
 from django.db.models.sql.datastructures import BaseTable
 
-from .sqlserver.columns import LOOKING
-from .sqlserver.session import counted_rows, json_of
+from .sqlserver.statements import LOOKING, counted_rows, json_of
 
 if TYPE_CHECKING:
     _Lookup = Lookup[Any]

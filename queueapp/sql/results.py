@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from .notifications import ListenerConnection
+from .database import ListenerConnection
 
 
 class Outcome(NamedTuple):

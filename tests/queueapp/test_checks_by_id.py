@@ -20,8 +20,7 @@ from queueapp.errors import UnsupportedServer
 from queueapp.models import PoisonMessage
 from queueapp.operations import connection_limits, schema_check
 from queueapp.sql import backend_of
-from queueapp.sql.notifications import Unavailable
-from queueapp.sql.schema import ConnectionLimit, SettingAdvice
+from queueapp.sql.database import ConnectionLimit, SettingAdvice, Unavailable
 from tests.databases import known_as
 from tests.in_process_worker import real_commits
 from tests.queueapp.management.processes import manage

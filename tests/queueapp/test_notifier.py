@@ -18,7 +18,7 @@ from queueapp.failures import poison_archive, requeue_poison
 from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import backend_of
-from queueapp.sql import notifications as wake_ups
+from queueapp.sql import database as wake_ups
 from tests.in_process_worker import eventually, real_commits
 from tests.listeners import wakeable
 from tests.testapp.models import Leased, Transactional

@@ -18,7 +18,7 @@ from django.db import Error, connections
 
 from ...conf import settings
 from ...sql import backend_of
-from ...sql.notifications import ListenerConnection
+from ...sql.database import ListenerConnection
 
 log = logging.getLogger("queueapp")
 

@@ -10,8 +10,8 @@ from ...messages.ids import as_uuid
 from ..acks import FENCED, NO_LIMITS, STRICT, AckBySeq, Acks, LeaseHolder, Limits
 from ..claims import LAST_END
 from ..message_columns import Row
-from .columns import Statements, unevaluated
-from .session import execute, fetch
+from .raw.cursor import execute, fetch
+from .statements import Statements, unevaluated
 
 
 class PostgresqlAcks(Statements, Acks):

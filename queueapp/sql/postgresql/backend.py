@@ -15,20 +15,18 @@ from ..tables import QueueTable
 from .acks import PostgresqlAckBySeq, PostgresqlAcks
 from .barriers import FencedClaims, PostgresqlBarriers
 from .claims import PostgresqlClaims, Priority64Claims
-from .columns import TableText
-from .dedupe import PostgresqlDedupe, PostgresqlEarlyAcks
-from .delayed import PostgresqlDelayedStore
 from .figures import PostgresqlFigures
-from .inserts import PostgresqlFanout, PostgresqlInserts
+from .inserts import PostgresqlDedupe, PostgresqlEarlyAcks, PostgresqlFanout, PostgresqlInserts
 from .journal import PostgresqlJournalSql
 from .limits import PostgresqlLimits
-from .maintenance import PostgresqlFailures, PostgresqlMaintenance, PostgresqlUnevaluated
+from .maintenance import PostgresqlDelayedStore, PostgresqlFailures, PostgresqlMaintenance, PostgresqlUnevaluated
 from .notifications import PostgresqlNotifications
+from .raw.cursor import fetch
 from .raw.plan_guard import PlanGuard
 from .results import PostgresqlCeleryResults, PostgresqlTaskResults
 from .schema import PostgresqlSchema
-from .session import fetch, quote_table
 from .sessions import PostgresqlSessions
+from .statements import TableText, quote_table
 
 #: xid8 snapshots exist since 13; 14 is the oldest version that is maintained and tested.
 OLDEST = 140000
@@ -37,7 +35,7 @@ _KINDS = {
     "40001": ErrorKind.DEADLOCK,
     "40P01": ErrorKind.DEADLOCK,
     # A prepared statement that is missing or exists already: sessions are shared behind a pooler. Within a transaction
-    # it cannot be retried by itself; the next time nothing is prepared (``prepared_names``).
+    # it cannot be retried by itself; the next time nothing is prepared (``StatementNames``).
     "26000": ErrorKind.DEADLOCK,
     "42P05": ErrorKind.DEADLOCK,
     "55P03": ErrorKind.LOCKED,

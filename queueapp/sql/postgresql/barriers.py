@@ -17,8 +17,8 @@ from ..claims import MAX_SEQ
 from ..message_columns import Outgoing, Row
 from ..tables import StoreTable
 from .claims import PostgresqlClaims, Where
-from .columns import Statements, TableText, to_utc, unevaluated
-from .session import fetch, quote, quote_table
+from .raw.cursor import fetch
+from .statements import Statements, TableText, quote, quote_table, to_utc, unevaluated
 
 
 def _unexpired(text: TableText) -> str:

@@ -21,11 +21,11 @@ from ..claims import (
     split_order_key,
 )
 from ..message_columns import REST
-from .columns import Statements, TableText, mostly
 from .raw import plan_guard
+from .raw.cursor import load
 from .raw.pipelined_claims import LeaseClaim, OpeningClaim, SingleClaims
 from .raw.raw_statement import can_open_transaction, can_run_raw
-from .session import load
+from .statements import Statements, TableText, mostly
 
 #: The places of a message's values in a result of one row.
 _FIRST, _COLUMNS = (0,) * 7, range(7)

@@ -7,8 +7,8 @@ from typing import Any
 from ..claims import MAX_SEQ
 from ..figures import Figures, Head, Level, WorkersWanted
 from .claims import NOT_IN_FLIGHT, PostgresqlClaims, Where
-from .columns import Statements, TableText, to_utc, unevaluated
 from .raw.plan_guard import fetch_unsorted
+from .statements import Statements, TableText, to_utc, unevaluated
 
 #: A foreign writer may have stored ``infinity``, which has no age.
 _EPOCH = "'epoch'::timestamptz"

@@ -14,10 +14,10 @@ from typing import Any
 
 from ..journal import COLUMNS, IdColumn, JournalRecord, JournalSql, Partition, Position
 from ..message_columns import NO_OPTIONS, SENT, Kind, Outgoing
-from .columns import TYPES
+from .raw.cursor import execute, fetch
 from .raw.plan_guard import PlanGuard
 from .raw.raw_statement import BYTES, TEXT, UUID, RawStatement, can_run_raw
-from .session import execute, fetch, quote, quote_table
+from .statements import TYPES, quote, quote_table
 
 _NUMBER = "pg_current_xact_id()::text::bigint"
 #: The advisory lock of ``renumber``: the first bytes of "journal".

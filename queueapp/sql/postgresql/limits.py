@@ -13,9 +13,9 @@ from psycopg.pq import TransactionStatus
 from ..claims import FOREVER_MS, Claimed, SeqRange
 from ..limits import ConcurrencyLimits, KnownClaims, Leased, LimitedClaim, lock_number
 from .claims import NOT_IN_FLIGHT, PostgresqlClaims, Where
-from .columns import Statements, TableText
+from .raw.cursor import execute, fetch, hot_cursor, load
 from .raw.raw_statement import BIGINT, TEXT, UUID, LockedQuery, can_run_raw, pack_params
-from .session import execute, fetch, hot_cursor, load, quote_table
+from .statements import Statements, TableText, quote_table
 
 #: No record is known yet.
 _NOTHING = KnownClaims(0, "{}", "{}")

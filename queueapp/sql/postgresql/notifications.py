@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from ..notifications import ListenerConnection, Notifications, Unavailable
+from ..database import ListenerConnection, Notifications, Unavailable
+from .raw.cursor import execute
 from .raw.raw_statement import TEXT, RawStatement, can_run_raw
-from .session import execute
 
 _NOTIFY = RawStatement("SELECT pg_notify(%s, %s)", (TEXT, TEXT))
 

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..notifications import ListenerConnection
+from ..database import ListenerConnection
 from ..results import CeleryResults, ChordCount, ChordPart, Outcome, TaskResults, TaskState
-from .columns import Statements
 from .notifications import PostgresqlListener
-from .session import execute, fetch, quote_table
+from .raw.cursor import execute, fetch
+from .statements import Statements, quote_table
 
 _TYPES = {
     "seq": "bigint",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..schema import ConnectionLimit, Drift, IndexInfo, Schema, SettingAdvice
-from .session import execute, fetch, quote_table
+from ..database import ConnectionLimit, Drift, IndexInfo, Schema, SettingAdvice
+from .raw.cursor import execute, fetch
+from .statements import quote_table
 
 #: The advisory lock under which migrations run: the first bytes of "queueapp".
 _MIGRATING = int.from_bytes(b"queueapp", "big") >> 1

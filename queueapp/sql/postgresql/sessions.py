@@ -15,8 +15,8 @@ import psycopg
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from ...conf import settings
-from ..sessions import Sessions, SessionState
-from .session import execute, fetch, name_statements
+from ..database import Sessions, SessionState
+from .raw.cursor import execute, fetch, name_statements
 
 #: Indexed by libpq's status number: 0.25 µs a check; comparing with members of two enums takes twice that.
 _WITH_AUTOCOMMIT = (

@@ -8,7 +8,7 @@ from ..barriers import lock_numbers
 from ..message_columns import BY_NAME, SENT, kind_of
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
 from ..tables import QueueTable
-from .columns import LITERALS, TYPES
+from .statements import LITERALS, TYPES
 
 _WIDE = {"priority": TYPES[kind_of(BY_NAME["priority"], priority64=True)]}
 _TYPES = {"id": "uuid", "headers": "text", "body": "bytea"} | {column.name: TYPES[column.kind] for column in SENT}

@@ -11,8 +11,20 @@ from ...messages.ids import as_uuid
 from ..acks import FENCED, NO_LIMITS, STRICT, AckBySeq, Acks, LeaseHolder, Limits
 from ..claims import LAST_END
 from ..message_columns import Row
-from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, Statements, unevaluated
-from .session import LATER, execute, fetch, fetch_within, json_of, later_params
+from .statements import (
+    KEYS,
+    LATER,
+    LOOKING,
+    MAX_BATCH,
+    TAKING,
+    Statements,
+    execute,
+    fetch,
+    fetch_within,
+    json_of,
+    later_params,
+    unevaluated,
+)
 
 #: Stands for "no client": a parameter is never NULL.
 _NO_CLIENT = uuid.UUID(int=0)

@@ -13,20 +13,17 @@ from ..tables import QueueTable
 from .acks import SqlServerAckBySeq, SqlServerAcks
 from .barriers import FencedClaims, FencedLimits, LockingInserts, SqlServerBarriers
 from .claims import Priority64Claims, SqlServerClaims
-from .columns import MAX_BATCH, TableText
-from .dedupe import SqlServerDedupe, SqlServerEarlyAcks
-from .delayed import SqlServerDelayedStore
 from .errors import error_kind, missing_driver
 from .figures import SqlServerFigures
-from .inserts import SqlServerFanout, SqlServerInserts
+from .inserts import SqlServerDedupe, SqlServerEarlyAcks, SqlServerFanout, SqlServerInserts
 from .journal import SqlServerJournalSql
 from .limits import SqlServerLimits
-from .maintenance import SqlServerFailures, SqlServerMaintenance, SqlServerUnevaluated
+from .maintenance import SqlServerDelayedStore, SqlServerFailures, SqlServerMaintenance, SqlServerUnevaluated
 from .notifications import SqlServerNotifications
 from .results import SqlServerCeleryResults, SqlServerTaskResults
 from .schema import SqlServerSchema
-from .session import fetch, quote_table
 from .sessions import SqlServerSessions
+from .statements import MAX_BATCH, TableText, fetch, quote_table
 
 #: 2017: OPENJSON and DATEDIFF_BIG are older; STRING_AGG and other functions that the ORM uses are not.
 OLDEST = 14

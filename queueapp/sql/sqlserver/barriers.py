@@ -20,12 +20,27 @@ from ..limits import KnownClaims, LimitedClaim
 from ..message_columns import Outgoing, Row
 from ..tables import StoreTable
 from .claims import SqlServerClaims
-from .columns import KEYS, LOOKING, TAKING, Statements, TableText, unevaluated
 from .errors import DEADLOCKED, LockRefused, LockTimeout
 from .figures import SqlServerFigures
 from .inserts import SqlServerInserts
 from .limits import SqlServerLimits
-from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table, translated
+from .statements import (
+    KEYS,
+    LATER,
+    LOOKING,
+    TAKING,
+    Statements,
+    TableText,
+    execute,
+    fetch,
+    fetch_within,
+    json_of,
+    later_params,
+    quote,
+    quote_table,
+    translated,
+    unevaluated,
+)
 
 
 def _locking(mode: str, wait_ms: int) -> str:

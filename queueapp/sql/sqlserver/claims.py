@@ -23,8 +23,19 @@ from ..claims import (
     split_order_key,
 )
 from ..message_columns import REST
-from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, Returned, Statements, TableText
-from .session import LATER, fetch, json_of, later_params
+from .statements import (
+    KEYS,
+    LATER,
+    LOOKING,
+    MAX_BATCH,
+    TAKING,
+    Returned,
+    Statements,
+    TableText,
+    fetch,
+    json_of,
+    later_params,
+)
 
 _RANGES = (
     "OPENJSON(%s) WITH ([n] int '$[0]', [recipient] nvarchar(200) '$[1]', [priority] smallint '$[2]', "

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..figures import Figures, Head, Level, WorkersWanted
-from .columns import LOOKING, Statements, unevaluated
-from .session import fetch, quote
+from .statements import LOOKING, Statements, fetch, quote, unevaluated
 
 _WAITING = "h.[state] IN ('free', 'lease expired')"
 #: A priority as a parameter: a bigint would make the comparison a range to the optimizer.

@@ -14,9 +14,8 @@ from typing import Any
 
 from ..journal import COLUMNS, IdColumn, JournalRecord, JournalSql, Partition, Position
 from ..message_columns import NO_OPTIONS, SENT, Kind, Outgoing
-from .columns import LOOKING, MAX_BATCH, aware, guid, type_of
 from .inserts import given
-from .session import Json, execute, fetch, json_of, quote, quote_table
+from .statements import LOOKING, MAX_BATCH, Json, aware, execute, fetch, guid, json_of, quote, quote_table, type_of
 
 #: A position as a parameter, and as it is read.
 _AT = "CAST(%s AS binary(8))"

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from .errors import DEADLOCKED, LockRefused
-from .session import fetch, json_of
+from .statements import fetch, json_of
 
 #: Locks a key that exists, and nothing where there is none.
 EXISTING = "UPDLOCK, ROWLOCK, FORCESEEK, READCOMMITTEDLOCK"

@@ -17,9 +17,25 @@ from django.db import transaction
 from ..claims import FOREVER, SEQ, Claimed, SeqRange
 from ..limits import ConcurrencyLimits, KnownClaims, Leased, LimitedClaim, lock_number
 from .claims import Claim, SqlServerClaims
-from .columns import KEYS, LOOKING, MAX_BATCH, TAKING, Returned, Statements, TableText, guid
 from .errors import LockRefused, LockTimeout
-from .session import LATER, execute, fetch, fetch_within, json_of, later_params, quote, quote_table
+from .statements import (
+    KEYS,
+    LATER,
+    LOOKING,
+    MAX_BATCH,
+    TAKING,
+    Returned,
+    Statements,
+    TableText,
+    execute,
+    fetch,
+    fetch_within,
+    guid,
+    json_of,
+    later_params,
+    quote,
+    quote_table,
+)
 
 _FOREVER = f"CAST('{FOREVER.astimezone(UTC).replace(tzinfo=None).isoformat()}' AS datetime2)"
 #: How long one call waits for other claims, in milliseconds, and the procedure's answer after that time.

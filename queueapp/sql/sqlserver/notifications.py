@@ -19,9 +19,9 @@ from typing import Any
 from django.db import Error, OperationalError
 
 from ..base import ErrorKind
-from ..notifications import ListenerConnection, Notifications, NotificationsUnavailable, Unavailable
+from ..database import ListenerConnection, Notifications, NotificationsUnavailable, Unavailable
 from .errors import error_kind
-from .session import execute, fetch
+from .statements import execute, fetch
 
 #: Seconds after which the server ends a conversation, and after which its listener begins another. Messages for a dead
 #: listener stay in the queue until then.

@@ -7,11 +7,24 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..notifications import ListenerConnection
+from ..database import ListenerConnection
 from ..results import CeleryResults, ChordCount, ChordPart, Outcome, TaskResults, TaskState
-from .columns import KEYS, TAKING, Statements, guid
 from .key_locks import EXISTING, insert_locked, lock_keys_of
-from .session import LATER, Json, execute, fetch, fetch_within, in_json, json_of, later_params, quote_table
+from .statements import (
+    KEYS,
+    LATER,
+    TAKING,
+    Json,
+    Statements,
+    execute,
+    fetch,
+    fetch_within,
+    guid,
+    in_json,
+    json_of,
+    later_params,
+    quote_table,
+)
 
 _TYPES = {
     "id": "uniqueidentifier", "task": "nvarchar(500)", "queue_name": "nvarchar(200)", "backend": "nvarchar(200)",

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..schema import ConnectionLimit, Drift, IndexInfo, Schema, SettingAdvice
+from ..database import ConnectionLimit, Drift, IndexInfo, Schema, SettingAdvice
 from .errors import LockRefused
-from .session import execute, fetch, quote_table
+from .statements import execute, fetch, quote_table
 
 #: The resource of the migration lock, the wait of one call, and its answer after that time.
 _MIGRATING, _ROUND_MS, _NOT_YET = "queueapp.migrate", 1_000, -1

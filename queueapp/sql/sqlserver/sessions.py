@@ -11,9 +11,9 @@ from typing import Any
 from django.db import Error
 
 from ..base import ErrorKind
-from ..sessions import Sessions, SessionState
+from ..database import Sessions, SessionState
 from .errors import error_kind
-from .session import fetch, set_option
+from .statements import fetch, set_option
 
 #: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not
 #: end before. A batch in a literal (EXEC) is none either: the server takes back what it has set.

@@ -8,9 +8,9 @@ from ..barriers import lock_name
 from ..message_columns import BY_NAME, SENT
 from ..spark import STAGED, LedgerTable, SparkSql, StagingName
 from ..tables import QueueTable
-from .columns import LITERALS, type_of
 from .errors import DEADLOCKED
 from .key_locks import EXISTING
+from .statements import LITERALS, type_of
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}

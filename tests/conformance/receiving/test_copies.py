@@ -466,7 +466,8 @@ def test_two_that_start_at_once_under_both_names_make_one_row(calls: Any) -> Non
 
 
 def test_a_send_asks_nothing_beside_its_insert(calls: Any) -> None:
-    from queueapp.sql.postgresql import inserts, session
+    from queueapp.sql.postgresql import inserts
+    from queueapp.sql.postgresql.raw import cursor as raw_cursor
 
     if connection.vendor != "postgresql":
         pytest.skip("counts the statements of PostgreSQL")
@@ -479,7 +480,7 @@ def test_a_send_asks_nothing_beside_its_insert(calls: Any) -> None:
         statements.append(sql)
         return execute(connection, sql, params)
 
-    assert session.execute is execute
+    assert raw_cursor.execute is execute
     inserts.execute = counted
     try:
         assert fanout._remembered

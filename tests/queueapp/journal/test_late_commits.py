@@ -12,8 +12,8 @@ import psycopg
 from queueapp import replay
 from queueapp.journal.append import journal_of
 from queueapp.sql.journal import BEGINNING, Position
+from queueapp.sql.postgresql.raw.cursor import fetch
 from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
-from queueapp.sql.postgresql.session import fetch
 from tests.databases import only_on_postgresql, skip_unless_prepared
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.sql.server import Server, outgoing

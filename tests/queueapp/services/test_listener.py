@@ -14,7 +14,7 @@ from queueapp.services.database_outage import outage_of
 from queueapp.services.listener import Listener
 from queueapp.services.service import stop_all
 from queueapp.sql import backend_of
-from queueapp.sql.notifications import ListenerConnection, NotificationsUnavailable
+from queueapp.sql.database import ListenerConnection, NotificationsUnavailable
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.listeners import cut_ears, wakeable
 from tests.testapp.messages import Nop

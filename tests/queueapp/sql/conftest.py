@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connections
 
-from queueapp.sql.postgresql.raw import prepared_names
+from queueapp.sql.postgresql.raw import raw_statement
 from tests.databases import DATABASES, marks_of
 from tests.queueapp.sql.server import Server
 
@@ -30,8 +30,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture
 def trusting() -> Iterator[None]:
     """For tests that make a session forget its statements: nobody has found out that this happens, before and after."""
-    prepared_names._routes.clear()
+    raw_statement._routes.clear()
     connections["default"].close()
     yield
-    prepared_names._routes.clear()
+    raw_statement._routes.clear()
     connections["default"].close()

@@ -20,7 +20,7 @@ from queueapp.admin.message_pages import MessageAdmin
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations.statistics import queue_stats
 from queueapp.sql import nonblocking, queue_sql
-from queueapp.sql.sqlserver.columns import LOOKING
+from queueapp.sql.sqlserver.statements import LOOKING
 from tests.queueapp.sql.server import ALL, Server, within
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed
 from tests.testapp.models import Leased, Readable, Transactional

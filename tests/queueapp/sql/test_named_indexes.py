@@ -16,7 +16,7 @@ from sqlglot import exp
 from queueapp.models import DelayedMessage
 from queueapp.operations import schema_check
 from queueapp.sql import backend_of
-from queueapp.sql.schema import SettingAdvice
+from queueapp.sql.database import SettingAdvice
 from queueapp.sql.tables import QueueTable
 from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import Server, levels

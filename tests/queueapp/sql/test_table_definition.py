@@ -13,7 +13,7 @@ from sqlglot import exp
 from queueapp.models import BytesField, GuidField, RowVersionIndex, TableOptions, UtcField
 from queueapp.registry import queues
 from queueapp.sql import backend_of
-from queueapp.sql.schema import Drift
+from queueapp.sql.database import Drift
 from tests.queueapp.sql.server import ALL, Server, outgoing
 from tests.queueapp.sql.tsql import Recorder, alters_index, never_connected, parsed
 from tests.testapp.models import Interop, Leased, Readable

@@ -15,8 +15,8 @@ from sqlglot import exp
 from queueapp.sql.claims import MAX_ORDER_KEY, SeqRange
 from queueapp.sql.journal import BEGINNING
 from queueapp.sql.sqlserver.backend import SqlServerBackend, SqlServerQueueSql
-from queueapp.sql.sqlserver.columns import LOOKING, MAX_BATCH, TAKING
 from queueapp.sql.sqlserver.journal import SqlServerJournalSql
+from queueapp.sql.sqlserver.statements import LOOKING, MAX_BATCH, TAKING
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import (
     DELAYED,

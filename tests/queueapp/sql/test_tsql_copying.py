@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from queueapp.sql.sqlserver.columns import MAX_BATCH, TAKING
+from queueapp.sql.sqlserver.statements import MAX_BATCH, TAKING
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import BARE, FULL, TABLES, TOKEN, _after, kinds, statements_of
 from tests.queueapp.sql.tsql import hints

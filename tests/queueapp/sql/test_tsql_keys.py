@@ -11,7 +11,7 @@ from sqlglot import exp
 from queueapp.models import DelayedMessage, MessageKey, ProcessedMessage
 from queueapp.sql import ErrorKind
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.columns import TAKING
+from queueapp.sql.sqlserver.statements import TAKING
 from queueapp.sql.tables import QueueTable, StoreTable
 from tests.queueapp.sql.test_tsql_parses import OWNER, TOKEN, Verb, _after, _bracketed, each_table, kinds, statements_of
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected

@@ -10,7 +10,7 @@ import pytest
 from sqlglot import exp
 
 from queueapp.sql.sqlserver.backend import SqlServerQueueSql
-from queueapp.sql.sqlserver.columns import LOOKING, MAX_BATCH, TAKING
+from queueapp.sql.sqlserver.statements import LOOKING, MAX_BATCH, TAKING
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import TABLES, Verb, _after, _bracketed, each_table, kinds, statements_of
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected

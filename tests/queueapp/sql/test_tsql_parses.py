@@ -23,8 +23,8 @@ from queueapp.sql.acks import LeaseHolder, Limits
 from queueapp.sql.claims import SeqRange
 from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS, SENT, WHOLE, Kind, Outgoing, Row
 from queueapp.sql.sqlserver.backend import SqlServerBackend, SqlServerQueueSql
-from queueapp.sql.sqlserver.columns import LOOKING, TAKING
 from queueapp.sql.sqlserver.key_locks import EXISTING
+from queueapp.sql.sqlserver.statements import LOOKING, TAKING
 from queueapp.sql.tables import Expiry, QueueTable, StoreTable
 from tests import column_values
 from tests.queueapp.sql.tsql import Recorder, columns, hints, never_connected, parsed, placeholders, tables

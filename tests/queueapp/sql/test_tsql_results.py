@@ -11,8 +11,8 @@ import pytest
 from sqlglot import exp
 
 from queueapp.sql.results import Outcome
-from queueapp.sql.sqlserver.columns import TAKING
 from queueapp.sql.sqlserver.key_locks import EXISTING
+from queueapp.sql.sqlserver.statements import TAKING
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import TABLES, TOKEN, _after, kinds, statements_of
 from tests.queueapp.sql.tsql import hints

@@ -8,7 +8,7 @@ from typing import Any
 from sqlglot import exp
 
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.session import execute
+from queueapp.sql.sqlserver.statements import execute
 from queueapp.sql.tables import QueueTable
 from tests.queueapp.sql.test_tsql_parses import kinds, statements_of
 from tests.queueapp.sql.tsql import placeholders

@@ -10,7 +10,7 @@ import pytest
 from sqlglot import exp
 
 from queueapp import notifier
-from queueapp.sql.notifications import NotificationsUnavailable
+from queueapp.sql.database import NotificationsUnavailable
 from queueapp.sql.sqlserver import notifications as service_broker
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.notifications import PROCEDURES, RETRY_AFTER, SCRIPT

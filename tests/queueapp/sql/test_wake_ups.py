@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import Error
 
-from queueapp.sql.notifications import ListenerConnection
+from queueapp.sql.database import ListenerConnection
 from tests.in_process_worker import DEADLINE, eventually
 from tests.listeners import cut_ears, wakeable
 from tests.queueapp.sql.server import Server, within

@@ -15,8 +15,7 @@ from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
 from ....conf import settings
-from .prepared_names import NAME_CONFLICTS, disable_names, use_stable_names
-from .raw_statement import IntegerArrayDumper
+from .raw_statement import NAME_CONFLICTS, IntegerArrayDumper, disable_names, use_stable_names
 
 _HOT = "_queueapp_hot_cursor"
 _UUID_OID = 2950
@@ -46,7 +45,7 @@ def hot_cursor(connection: Any) -> psycopg.Cursor[Any]:
 
 
 def name_statements(connection: Any) -> None:
-    """Use names by content for all prepared statements of the present raw connection; see ``prepared_names``."""
+    """Use names by content for all prepared statements of the present raw connection; see ``StatementNames``."""
     raw = connection.connection
     with connection.wrap_database_errors, raw.lock:
         use_stable_names(raw)

@@ -39,8 +39,7 @@ from psycopg.types.string import TextLoader
 
 from ....conf import settings
 from .cursor import execute, fetch, hot_cursor, load
-from .prepared_names import NAME_CONFLICTS, disable_names, name_prefix, use_stable_names
-from .raw_statement import answers, numbered
+from .raw_statement import NAME_CONFLICTS, answers, disable_names, name_prefix, numbered, use_stable_names
 
 _T = TypeVar("_T")
 #: A function that runs a statement on a connection with these parameters.
@@ -100,19 +99,19 @@ class PlanGuard:
         return sql in self._sorting and monotonic() < self._restrained_until.get(sql, 0.0)
 
     def fetch(self, connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
-        """As ``session.fetch``."""
+        """As ``cursor.fetch``."""
         return self._run(fetch, fetch_unsorted, connection, sql, params)
 
     def execute(self, connection: Any, sql: str, params: Sequence[Any]) -> int:
-        """As ``session.execute``."""
+        """As ``cursor.execute``."""
         return self._run(execute, execute_unsorted, connection, sql, params)
 
     def fetch_by_key(self, connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
-        """As ``session.fetch``, for a statement that finds its rows by a key. It may sort them."""
+        """As ``cursor.fetch``, for a statement that finds its rows by a key. It may sort them."""
         return self._run(fetch, fetch_by_key, connection, sql, params, by_key=True)
 
     def execute_by_key(self, connection: Any, sql: str, params: Sequence[Any]) -> int:
-        """As ``session.execute``, otherwise as ``fetch_by_key``."""
+        """As ``cursor.execute``, otherwise as ``fetch_by_key``."""
         return self._run(execute, execute_by_key, connection, sql, params, by_key=True)
 
     def _run(
@@ -277,14 +276,14 @@ _Statement = tuple[bytes, list[Any], tuple[int, ...], list[Format]]
 
 
 def fetch_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
-    """As ``session.fetch``, restrained: the statement takes its order from an index, if there is one. In a transaction,
+    """As ``cursor.fetch``, restrained: the statement takes its order from an index, if there is one. In a transaction,
     which may be the user's, the settings are reset afterwards (by the rollback if the statement fails); outside of one
     nothing outlives the round trip, since behind a pooler another client uses the session next."""
     return _fetch(connection, sql, params, _UNSORTED)
 
 
 def execute_unsorted(connection: Any, sql: str, params: Sequence[Any]) -> int:
-    """As ``session.execute``, otherwise as ``fetch_unsorted``."""
+    """As ``cursor.execute``, otherwise as ``fetch_unsorted``."""
     return _execute(connection, sql, params, _UNSORTED)
 
 
@@ -294,7 +293,7 @@ def fetch_by_key(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
 
 
 def execute_by_key(connection: Any, sql: str, params: Sequence[Any]) -> int:
-    """As ``session.execute``, otherwise as ``fetch_by_key``."""
+    """As ``cursor.execute``, otherwise as ``fetch_by_key``."""
     return _execute(connection, sql, params, _BY_KEY)
 
 

@@ -11,7 +11,7 @@ from django.db import connection
 
 from queueapp.messages import new_id
 from queueapp.sql import queue_sql
-from queueapp.sql.postgresql.session import fetch
+from queueapp.sql.postgresql.raw.cursor import fetch
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased
 

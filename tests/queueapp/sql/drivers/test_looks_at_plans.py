@@ -11,6 +11,7 @@ from django.db import connection, transaction
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import SeqRange
 from queueapp.sql.postgresql.raw import pipelined_claims, plan_guard
+from queueapp.sql.postgresql.raw.cursor import fetch
 from queueapp.sql.postgresql.raw.plan_guard import (
     CHECK_EVERY,
     CHECK_HARMLESS_EVERY,
@@ -21,7 +22,6 @@ from queueapp.sql.postgresql.raw.plan_guard import (
     PlanGuard,
     fetch_unsorted,
 )
-from queueapp.sql.postgresql.session import fetch
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Transactional

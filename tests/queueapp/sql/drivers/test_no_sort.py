@@ -12,8 +12,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
 from queueapp.sql.postgresql.raw import plan_guard
+from queueapp.sql.postgresql.raw.cursor import fetch
 from queueapp.sql.postgresql.raw.plan_guard import execute_unsorted, fetch_unsorted
-from queueapp.sql.postgresql.session import fetch
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Effect

@@ -15,9 +15,9 @@ from psycopg import _connection_base
 from queueapp.messages import new_id
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claims import SeqRange
+from queueapp.sql.postgresql.raw.cursor import execute, hot_cursor
 from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
-from queueapp.sql.postgresql.raw.prepared_names import StatementNames, name_prefix
-from queueapp.sql.postgresql.session import execute, hot_cursor
+from queueapp.sql.postgresql.raw.raw_statement import StatementNames, name_prefix
 from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import outgoing
 from tests.testapp.models import Leased, Transactional, Urgent

@@ -1,5 +1,6 @@
-"""Columns and shared conditions of a queue's table as SQL text: what is read, what is written, and the substitute for a
-column that the table lacks. The one place where times of a column without time zone are converted.
+"""What the statements of all subjects share: quoted names, and the columns and conditions of a queue's table as SQL
+text (what is read, what is written, and the substitute for a column that the table lacks). The one place where times of
+a column without time zone are converted.
 
 A foreign table lacks some columns, keeps ``expires`` as UTC without a zone, and may hold ``infinity`` or a year that
 Python cannot represent, which would fail every row fetched with it.
@@ -7,16 +8,20 @@ Python cannot represent, which would fail every row fetched with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
+import psycopg
+
+from ...errors import TableNotFound
 from ...messages.ids import as_uuid
+from ...registry import queues
 from ..claims import FOREVER, PRIORITY, Claimed
 from ..message_columns import BY_NAME, FIRST_TIME, LAST_TIME, Kind, MessageColumn, Row
 from ..tables import QueueTable, Terms
 from .raw.plan_guard import PlanGuard
-from .session import quote, quote_table
 
 _FIRST, _LAST = f"'{FIRST_TIME.isoformat()}'::timestamptz", f"'{LAST_TIME.isoformat()}'::timestamptz"
 _ABSENT_COUNTS = {"deliveries": "0", "cancels": "0", "failures": "NULL::text"}
@@ -152,3 +157,24 @@ class Statements:
         """The assignments that end a lease."""
         c = self._c
         return f"{c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL"
+
+
+def quote(name: str) -> str:
+    """An identifier, quoted for PostgreSQL, with ``%`` doubled because statements are also format strings."""
+    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+
+def quote_table(name: str) -> str:
+    """A table name. ``schema"."table`` is Django's idiom for a schema-qualified one and is kept as it is."""
+    return f'"{name}"'.replace("%", "%%") if '"."' in name else quote(name)
+
+
+@contextmanager
+def translated(connection: Any, table: str) -> Iterator[None]:
+    """Turn "relation does not exist" into TableNotFound with the table's name."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
+            raise TableNotFound(table, connection.alias, foreign=queues.is_foreign(table)) from error
+        raise
