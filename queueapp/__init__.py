@@ -14,9 +14,8 @@ from .version import VERSION as _VERSION
 __version__ = _VERSION
 
 if TYPE_CHECKING:
-    from .consuming.batch_context import BatchContext
     from .consuming.consumers import Consumer, consumer
-    from .consuming.context import Context
+    from .consuming.context import BatchContext, Context
     from .consuming.set_consumers import MessageSet, set_consumer
     from .errors import (
         BookmarkNotFound,
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
 #: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
 _PUBLIC = {
-    "BatchContext": "consuming.batch_context",
+    "BatchContext": "consuming.context",
     "MessageSet": "consuming.set_consumers",
     "scheduled": "schedules.declarations",
     "set_consumer": "consuming.set_consumers",

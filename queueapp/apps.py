@@ -27,13 +27,13 @@ class QueueappConfig(AppConfig):
 
             register()
         # What a queue gives up may be published: topics are a floor above poison.
-        from .consuming import replies
+        from .consuming import context
         from .failures import expire_actions
         from .notifier import after_migrate
         from .topics.publisher import publish, publish_stored
 
         expire_actions.publisher = publish_stored
-        replies.publisher = publish
+        context.publisher = publish
 
         from . import encryption
         from .alerts import store as alerts

@@ -26,7 +26,7 @@ from .schedules.declarations import ScheduleOptions
 from .schedules.declarations import schedule as declare_schedule
 from .sending import bulk, from_query, send
 from .sending.dedupe import Key
-from .sending.options import BulkOptions, CarriedOptions, SelectOptions, SendOptions
+from .sending.validation import BulkOptions, CarriedOptions, SelectOptions, SendOptions
 
 
 class Queue(QueueModel):

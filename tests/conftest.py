@@ -20,7 +20,7 @@ from queueapp import overrides
 from queueapp.consuming.registry import registered
 from queueapp.models import Subscription
 from queueapp.receiving import low_water_marks
-from queueapp.sending import fanout, recipients
+from queueapp.sending import fanout, validation
 from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from tests.databases import url_of_database
 from tests.in_process_worker import Worker, starting_workers
@@ -102,7 +102,7 @@ def nothing_told() -> None:
     would sort, and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin
     at 1 again."""
     low_water_marks._marks.clear()
-    recipients.forget()
+    validation.forget()
     fanout.forget()
     for alias in connections:
         overrides.load(alias, {})  # what statements go by until somebody is told otherwise

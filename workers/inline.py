@@ -26,7 +26,7 @@ from typing import Any
 from django.db import connections
 
 from queueapp import callbacks, overrides, signals
-from queueapp.consuming.current_message import handling
+from queueapp.consuming.context import handling
 from queueapp.consuming.registry import registered
 from queueapp.errors import QueueError, UndecodableMessage, UnsupportedServer
 from queueapp.failures import limits

@@ -12,7 +12,7 @@ from django.db import router
 from .. import registry
 from ..conf import settings
 from ..errors import InvalidOption
-from ..flow import claim_record_cache
+from ..flow import limited_claims
 from ..models import BarrierDelivery, ClaimRecord
 from ..models.delivery import FairnessModel, Semantics
 
@@ -56,7 +56,7 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
                 "Make it TRANSACTIONAL, whose max_backlog counts transactions, or leave the options out.",
             )
         )
-    if claim_record_cache.keeps_records(queue) and not router.allow_migrate_model(
+    if limited_claims.keeps_records(queue) and not router.allow_migrate_model(
         alias := router.db_for_write(queue), ClaimRecord
     ):
         text = (

@@ -12,8 +12,7 @@ from django.db import router
 from .. import registry
 from ..conf import settings
 from ..errors import InvalidOption
-from ..journal.append import is_fed
-from ..journal.topics import is_journaled
+from ..journal.append import is_fed, is_journaled
 from ..models import JournalEntry
 from ..models.delivery.topics import is_pattern, publish_target, topic_pattern, underlying_topic
 from ..topics.backfill import is_over_journal

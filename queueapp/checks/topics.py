@@ -20,7 +20,7 @@ from ..models.delivery.topics import (
     underlying_topic,
 )
 from ..models.queue import holds
-from ..sending.enqueue_expressions import rules_of
+from ..sending.preparation import rules_of
 
 
 @register(Tags.models)

@@ -19,8 +19,7 @@ from django.db import models
 
 from ..errors import InvalidOption, UnknownOption
 from ..failures.verdicts import Verdict
-from .options import OPTIONS
-from .registration import Registration, located, source_location, unwrap
+from .registration import OPTIONS, Registration, located, source_location, unwrap
 from .registry import registered
 
 MessageT = TypeVar("MessageT")

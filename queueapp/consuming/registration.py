@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -19,9 +20,10 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 
 from .. import messages
+from ..conf import MAX_CONCURRENCY
 from ..errors import InvalidOption
-from ..options import read_all
-from .options import OPTIONS
+from ..failures.recoverability import OPTIONS as RECOVERABILITY
+from ..options import Option, read_all
 
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -238,3 +240,21 @@ class ConsumerResolver(abc.ABC):
     @abc.abstractmethod
     def run_maintenance(self, alias: str, may_continue: Callable[[], bool]) -> None:
         """Delete old results; called by the maintenance of a database, until ``may_continue`` returns False."""
+
+
+#: A worker process writes its messages in flight to memory that its supervisor reads; that has space for so many.
+MOST_IN_A_BATCH = 500
+
+OWN: tuple[Option, ...] = (
+    Option("batch", int, None,
+           "The handler takes a list of so many messages at most, instead of one; None: "
+           "one.", 1, MOST_IN_A_BATCH, True),
+    Option("batch_wait", timedelta, None,
+           "How long more messages are waited for before a batch that is not full is taken; None: not at all.",
+           timedelta(milliseconds=1), timedelta(seconds=30), True, True),
+    Option("concurrency", int, None,
+           "Handlers of it that run at once in a worker process, at most; None: as many as the process has receivers. "
+           "For queues with `recipients`.", 1, MAX_CONCURRENCY, True),
+)  # fmt: skip
+
+OPTIONS = (*RECOVERABILITY, *OWN)

@@ -1,20 +1,27 @@
-"""Appends published messages to the journal: one row in the publisher's transaction, whichever queues take the
-message."""
+"""Appends published messages to the journal: one row in the publisher's transaction, whichever queues take the message.
+
+Which topics are journaled, and for how long: ``QUEUEAPP["JOURNAL"]``, read once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from django.core.signals import setting_changed
 from django.db import Error, connections
 
 from .. import notifier
+from ..conf import settings
 from ..errors import NotMigrated
 from ..models import JournalEntry
+from ..models.delivery.topics import is_pattern
 from ..sql import ErrorKind, backend_of
 from ..sql.journal import JournalSql
 from ..sql.message_columns import Outgoing
-from .topics import is_journaled
 
 
 def journal_of(connection: Any) -> JournalSql:
@@ -68,3 +75,48 @@ class Journal:
             raise
         if any(one.fed for one in marks):
             notifier.journaled(connection)
+
+
+#: Topics whose result is cached. Publishers may use any names, so not all are.
+_KEPT = 4096
+
+
+def finder(text: str) -> Callable[[str], Any]:
+    """A function that returns whether a topic matches this name or regular expression. Raises ``re.error``."""
+    return re.compile(text).search if is_pattern(text) else text.__eq__
+
+
+def among(topics: Iterable[str], text: str) -> list[str]:
+    """The topics that match a name or regular expression."""
+    return list(filter(finder(text), topics))
+
+
+@lru_cache(maxsize=1)
+def _declared() -> tuple[tuple[Callable[[str], Any], timedelta | None], ...]:
+    return tuple((finder(text), kept) for text, kept in settings.JOURNAL.items())
+
+
+@lru_cache(maxsize=_KEPT)
+def _place(topic: str) -> int:
+    """The index of the declaration that a topic matches; -1: none."""
+    return next((n for n, (found, _) in enumerate(_declared()) if found(topic)), -1)
+
+
+def is_journaled(topic: str) -> bool:
+    """Whether messages published to this topic are journaled."""
+    return _place(topic) >= 0
+
+
+def retention_of(topic: str) -> timedelta | None:
+    """How long its entries are kept; None: for ever, as those of a topic that is not declared any more."""
+    place = _place(topic)
+    return _declared()[place][1] if place >= 0 else None
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "QUEUEAPP":
+        _declared.cache_clear()
+        _place.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="queueapp.journal")

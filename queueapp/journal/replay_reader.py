@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, connections, router
 
@@ -25,12 +25,10 @@ from ..conf import settings
 from ..errors import BookmarkNotFound, InvalidOption, UndecodableMessage
 from ..messages.ids import as_uuid
 from ..models import JournalCursor, JournalEntry
-from ..models.delivery.topics import EPOCH, NOW, POINTS, point_of
+from ..models.delivery.topics import EPOCH, NOW, POINTS, Point, point_of
 from ..sending.isolation import isolated_connection
-from ..sql.journal import JournalRecord, JournalSql, Position
-from .append import journal_of
-from .start_positions import Start, start_of
-from .topics import among, finder, retention_of
+from ..sql.journal import BEGINNING, JournalRecord, JournalSql, Position
+from .append import among, finder, journal_of, retention_of
 
 log = logging.getLogger("queueapp")
 
@@ -335,3 +333,35 @@ def _matches(expression: Any, entry: Entry) -> bool:
     except UndecodableMessage:
         return False
     return bool(expression.matches(parsed))
+
+
+class Start(NamedTuple):
+    """Read what follows ``after``, except entries published before ``not_before`` and those in ``passed_over``: entries
+    committed before reading began although they follow one that may still be committed."""
+
+    after: Position
+    not_before: datetime | None = None
+    passed_over: frozenset[int] = frozenset()
+
+
+def start_of(
+    connection: Any, journal: JournalSql, topics: Sequence[str], point: Point, *, inclusive: bool, missing: str = EPOCH
+) -> Start:
+    """Where reading these topics begins for a point. ``inclusive``: at a bookmark, not after it. ``missing``: the
+    replacement of a bookmark that does not exist: epoch, now, or fail, which raises BookmarkNotFound."""
+    if isinstance(point, datetime):
+        return Start(BEGINNING, point)
+    if isinstance(point, int):
+        found = journal.find(connection, point)
+        if found is not None:
+            return Start(Position(found.txid, found.seq - 1) if inclusive else found)
+        if missing not in (EPOCH, NOW):
+            raise BookmarkNotFound(point)
+        log.warning(
+            "The journal in %r has no entry %d; reading begins at %r instead.", connection.alias, point, missing
+        )
+        point = missing
+    if point == EPOCH:
+        return Start(BEGINNING)
+    horizon = journal.horizon(connection)
+    return Start(horizon, None, frozenset(journal.beyond(connection, topics, horizon)))

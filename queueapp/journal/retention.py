@@ -20,9 +20,8 @@ from django.db.models import Q
 from ..models import JournalCopied, JournalCursor, Now
 from ..sql import ErrorKind, backend_of
 from ..sql.journal import JournalSql, Partition, Position
-from .append import journal_of
+from .append import among, finder, journal_of, retention_of
 from .replay_reader import READER_LIFE, REPLAY
-from .topics import among, finder, retention_of
 
 log = logging.getLogger("queueapp")
 

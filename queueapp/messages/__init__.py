@@ -78,13 +78,14 @@ from .types import (
     is_typed,
     known_as,
     message_type,
+    missing_steps,
     type_name,
     type_name_of,
     type_names,
     type_version,
     unstorable,
+    upcast,
 )
-from .versions import missing_steps, upcast
 
 __all__ = [
     "ATTEMPTS",

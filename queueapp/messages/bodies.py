@@ -17,8 +17,7 @@ from .body_filters import decompressed, is_wrapped, opened
 from .codecs import Codec, codec_for, codec_of, packed_decoder
 from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
 from .headers import Kind, decode_headers, encode_headers, read_kind
-from .types import class_named, is_typed, type_name, type_names, type_version
-from .versions import to_known_version
+from .types import class_named, is_typed, to_known_version, type_name, type_names, type_version
 
 _encoder = msgspec.json.Encoder()
 

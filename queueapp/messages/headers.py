@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from .header_names import (
     ATTEMPTS,
     BASE_TYPES,
     CONTENT_TYPE,
+    CONVERSATION_ID,
     CORRELATION_ID,
     DIED,
     EDIT_OF,
@@ -28,6 +29,8 @@ from .header_names import (
     NSB_TIME,
     NSB_TIME_SENT,
     NSB_TYPES,
+    RELATED_TO,
+    REPLY_TO,
     TO_NSB,
     TYPE,
     TYPE_VERSION,
@@ -280,3 +283,44 @@ def edit_of(headers: str) -> uuid.UUID | None:
         return uuid.UUID(decode_headers(headers).get(EDIT_OF, ""))
     except (UndecodableMessage, ValueError):
         return None
+
+
+class WellKnown:
+    """For what has ``headers``: what the well-known ones of them say, whichever wire format the message came in."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def message_type(self) -> str:
+        """The name of its type; '' for a message without one."""
+        return well_known(self.headers, TYPE) or ""
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What it answers to or belongs to, whichever wire format it came in."""
+        return well_known(self.headers, CORRELATION_ID)
+
+    @property
+    def reply_to(self) -> str | None:
+        """Where its sender wants answers."""
+        return well_known(self.headers, REPLY_TO)
+
+    @property
+    def related_to(self) -> str | None:
+        """The id of the message whose handler sent it."""
+        return well_known(self.headers, RELATED_TO)
+
+    @property
+    def conversation_id(self) -> str | None:
+        """What NServiceBus endpoints give to all that came of one message."""
+        return well_known(self.headers, CONVERSATION_ID)
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """When its sender sent it, if it said so (NServiceBus endpoints do)."""
+        return time_sent(self.headers)

@@ -2,7 +2,7 @@ import datetime
 import django.db.models.deletion
 import queueapp.models.fields
 import queueapp.models.journal
-import queueapp.models.subscription
+import queueapp.models.subscribers
 import uuid
 from django.conf import settings
 from django.db import migrations, models
@@ -726,7 +726,7 @@ class Migration(migrations.Migration):
                         help_text="JSON: former names of the consumer, which get no copies of their own.",
                     ),
                 ),
-                ("mark", models.BigIntegerField(default=queueapp.models.subscription.new_mark, editable=False)),
+                ("mark", models.BigIntegerField(default=queueapp.models.subscribers.new_mark, editable=False)),
                 ("made_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now(), editable=False)),
                 (
                     "seen_at",

@@ -5,7 +5,6 @@ from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField, distinct_values
 from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
 from .message_key import DeferredAck, MessageKey, ProcessedMessage
-from .priority64_index import Priority64Index
 from .queue import QueueBase, QueueModel
 from .schedule import Misfire, Schedule
 from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, StoredMessage
@@ -18,10 +17,10 @@ from .subscribers import (
     Leader,
     QueueControl,
     Subscriber,
+    Subscription,
     TokenBucket,
 )
-from .subscription import Subscription
-from .table_options import RowVersionIndex, TableOptions
+from .table_options import Priority64Index, RowVersionIndex, TableOptions
 
 __all__ = [
     "DISPATCHER",

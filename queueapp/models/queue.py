@@ -19,8 +19,7 @@ from ..registry import queues
 from ..sql.claims import FOREVER
 from .delivery import Delivery, ExpirationModel, Semantics, given_options
 from .fields import BytesField, GuidField, Now, UtcField
-from .priority64_index import Priority64Index
-from .table_options import ROWS_CAN_BE_SKIPPED, RowVersionIndex, TableOptions
+from .table_options import ROWS_CAN_BE_SKIPPED, Priority64Index, RowVersionIndex, TableOptions
 
 MAX_NAME_BYTES = 63
 #: What a table must have so that its messages can expire by how long they have been in it.

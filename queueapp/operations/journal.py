@@ -10,8 +10,7 @@ from typing import Any
 from django.db import connections, router
 
 from .. import registry
-from ..journal.append import is_fed, journal_of
-from ..journal.topics import among, is_journaled, retention_of
+from ..journal.append import among, is_fed, is_journaled, journal_of, retention_of
 from ..models import JournalCursor, JournalEntry
 from ..models.delivery.topics import underlying_topic
 from ..sql.journal import BEGINNING, Position

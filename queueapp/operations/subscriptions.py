@@ -21,7 +21,7 @@ from ..errors import InvalidMessage, InvalidOption, did_you_mean
 from ..messages import MAX_RECIPIENT
 from ..messages.escaping import in_one_line
 from ..models import DelayedMessage, Now, Subscription
-from ..models.subscription import MAX_TYPE_NAME, new_mark
+from ..models.subscribers import MAX_TYPE_NAME, new_mark
 from ..sending.validation import alias_of
 from ..sql import backend_of, queue_sql
 from ..sql.claims import MAX_SEQ, SeqRange

@@ -21,7 +21,7 @@ from ..models import DelayedMessage, Now
 from ..models.delivery import Leasing, Semantics
 from ..models.delivery.expire_actions import FORCED_EXPIRE
 from ..models.delivery.topics import content_type_of, publish_target
-from ..sending.enqueue_expressions import NEEDS_EXTRA
+from ..sending.preparation import NEEDS_EXTRA
 from ..sending.validation import alias_of, milliseconds
 from ..sql import QueueSql, backend_of, queue_sql
 from ..sql.acks import LeaseHolder, Limits

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from .. import messages
 from ..messages.checkpoints import read_checkpoint, take_checkpoint, with_checkpoint
+from ..messages.headers import WellKnown
 from ..messages.ids import as_uuid
-from ..messages.well_known_headers import WellKnown
 from ..models.delivery.topics import content_type_of
 from ..sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, ID, SEQ, Claimed
 

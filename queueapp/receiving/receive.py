@@ -36,8 +36,7 @@ from ..topics.evaluate_pending import evaluate_pending_messages
 from . import barriers
 from .message import Message
 from .priority64_marks import Priority64Marks, marks_for
-from .receive_batch import ReceiveBatch
-from .temporary_subscriber import register
+from .receive_batch import ReceiveBatch, register_subscriber
 
 
 class Receive(Sequence[Message]):
@@ -195,7 +194,7 @@ class Receive(Sequence[Message]):
             if not self._limit:
                 return []
         if self._batch.keeps_in_flight:
-            register(self.queue, self.alias, self._batch.owner)
+            register_subscriber(self.queue, self.alias, self._batch.owner)
         self._limited_claims = LimitedClaims(self.queue, self.alias, sql) if delivery.counts_leases else None
         if sql.table.has_unevaluated:
             evaluate_pending_messages(self.queue, self.alias)  # there may be no worker that does

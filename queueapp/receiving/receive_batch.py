@@ -3,6 +3,8 @@ token, and one that changes no row raises LeaseLost."""
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from datetime import timedelta
 from functools import partial
@@ -10,10 +12,11 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from .. import messages, notifier, signals
+from .. import messages, notifier, overrides, signals
 from ..errors import LeaseLost, NoCheckpoint, QueueError
 from ..failures import expire_actions
 from ..failures.limits import reached
+from ..models import Now, Subscriber
 from ..models.delivery import Leasing, Semantics
 from ..models.delivery.expire_actions import FORCED_EXPIRE
 from ..sending import validation
@@ -24,7 +27,6 @@ from ..sql.message_columns import Row
 from ..telemetry import tracing
 from .low_water_marks import retreat_marks
 from .message import Message
-from .temporary_subscriber import deregister
 
 #: How long to wait for the lock of a message that is leased here.
 _LOCK_TIMEOUT_MS = 10_000
@@ -212,5 +214,37 @@ class ReceiveBatch:
         connection = connections[self.alias]
         if seqs := sorted(message.seq for message in held if not (message._state or message.is_barrier)):
             queue_sql(self.queue, connection).acks.ack(connection, seqs, self.lease)
-        deregister(self.alias, self.owner)
+        deregister_subscriber(self.alias, self.owner)
         notifier.sent(self.queue, connection)
+
+
+# -- the subscriber row of one ``receive()`` block on an AT_MOST_ONCE queue that counts messages in flight
+# ---------------
+#
+# Messages in flight keep their permits until the block acks them. A script has no heartbeat, and one that dies acks
+# nothing: its row states until when it may hold them, a lease period, and then maintenance deletes row and messages, as
+# for any dead subscriber.
+
+
+#: Used where leases of the queue do not expire: a slow script cannot be told apart from a dead one.
+_SUBSCRIBER_PERIOD = timedelta(hours=1)
+
+
+def register_subscriber(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
+    """Insert the row, before messages are claimed for it."""
+    Subscriber.objects.using(alias).create(
+        id=subscriber,
+        queue=queue._meta.label,
+        table=queue._meta.db_table,
+        host=socket.gethostname()[:255],
+        process=os.getpid(),
+        supervisor=subscriber,
+        alive_until=Now() + (overrides.effective_value(queue, "lease_period", alias) or _SUBSCRIBER_PERIOD),
+        receives=False,
+        at_most_once=True,
+    )
+
+
+def deregister_subscriber(alias: str, subscriber: uuid.UUID) -> None:
+    """Delete the row, after all its messages are acked."""
+    Subscriber.objects.using(alias).filter(pk=subscriber).delete()

@@ -24,7 +24,7 @@ from .. import messages
 from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import InvalidOption, NoReply, QueueError, UndecodableMessage
-from ..messages.well_known_headers import WellKnown
+from ..messages.headers import WellKnown
 from ..models.delivery.topics import content_type_of
 from ..notifier import CHANNEL
 from ..sending.isolation import in_transaction

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..consuming.registry import matching_consumers, registered
 from ..errors import InvalidMessage
-from .recipients import names_of
+from .validation import names_of
 
 log = logging.getLogger("queueapp")
 

@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from .. import messages, notifier
-from ..consuming.current_message import handling
+from ..consuming.context import handling
 from ..errors import FilteredOut, InvalidMessage
 from ..messages.ids import as_uuid
 from ..models.delivery import OnConflict
@@ -20,12 +20,8 @@ from ..sql.message_columns import RUN_LENGTH, Outgoing, Run, runs_of
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
 from .accepted_types import check_type
-from .body_encoding import refuse_encryption_subject
-from .correlation import with_correlation
-from .enqueue_expressions import apply_rules
-from .options import BulkOptions, CarriedOptions
-from .recipients import names_of, refuse_unknown_recipient
-from .validation import alias_of, build_outgoing
+from .preparation import apply_rules, refuse_encryption_subject, with_correlation
+from .validation import BulkOptions, CarriedOptions, alias_of, build_outgoing, names_of, refuse_unknown_recipient
 
 
 def send_many(

@@ -17,7 +17,7 @@ from typing import Any
 from ..models.message_key import DeferredAck
 from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Run
-from .body_encoding import encode_runs
+from .preparation import encode_runs
 
 TABLE: str = DeferredAck._meta.db_table
 

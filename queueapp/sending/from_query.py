@@ -13,7 +13,7 @@ from django.db import DataError, connections, transaction
 from django.db.models import QuerySet
 
 from .. import messages, notifier
-from ..consuming.current_message import handling
+from ..consuming.context import handling
 from ..errors import InvalidMessage
 from ..messages.types import CONSTANT_FACTORIES
 from ..sql import queue_sql
@@ -21,10 +21,8 @@ from ..sql.inserts import REFUSED_VALUE, REFUSED_VALUES, Source
 from ..telemetry import tracing
 from . import early_acks
 from .accepted_types import check_type
-from .correlation import with_correlation
-from .options import CarriedOptions, SelectOptions
-from .recipients import refuse_unknown_recipient
-from .validation import alias_of, build_outgoing
+from .preparation import with_correlation
+from .validation import CarriedOptions, SelectOptions, alias_of, build_outgoing, refuse_unknown_recipient
 
 
 def send_from(

@@ -19,7 +19,7 @@ from django.db import Error, connections
 from django.utils import timezone
 
 from .. import delayed, messages, notifier, registry
-from ..consuming.current_message import handling
+from ..consuming.context import handling
 from ..errors import InvalidMessage, NotMigrated
 from ..models import DelayedMessage
 from ..models.delivery import OnConflict
@@ -29,13 +29,18 @@ from ..sql.tables import StoreTable
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
 from .accepted_types import check_type
-from .body_encoding import encode_body, refuse_encryption_subject
-from .correlation import with_correlation
-from .enqueue_expressions import apply_rules
 from .isolation import atomic_on, isolated_connection
-from .options import CarriedOptions, SendOptions
-from .recipients import names_of, refuse_unknown_recipient
-from .validation import FAR_FUTURE, alias_of, build_outgoing, milliseconds
+from .preparation import apply_rules, encode_body, refuse_encryption_subject, with_correlation
+from .validation import (
+    FAR_FUTURE,
+    CarriedOptions,
+    SendOptions,
+    alias_of,
+    build_outgoing,
+    milliseconds,
+    names_of,
+    refuse_unknown_recipient,
+)
 
 
 def send(

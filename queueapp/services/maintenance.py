@@ -27,7 +27,7 @@ from ..conf import settings
 from ..consuming.registry import registered
 from ..failures import poison_archive, requeue_poison
 from ..failures.poison_store import PASSING
-from ..flow import claim_record_cache
+from ..flow import limited_claims
 from ..messages.escaping import in_one_line
 from ..operations import expiration, statistics
 from ..operations.expiration import delete_expired
@@ -152,7 +152,7 @@ class Maintenance(Service):
         if not settings.PURGE_EXPIRED_ON_STARTUP:
             first_purge = monotonic() + purge_interval if purge_interval else None
         return [
-            _Periodic(lambda: self._attempt(claim_record_cache.forget_uncounted, self.alias), lambda: None),
+            _Periodic(lambda: self._attempt(limited_claims.forget_uncounted, self.alias), lambda: None),
             _Periodic(self._clamp_and_settle, lambda: LEVELS_INTERVAL),
             _Periodic(self._release_barriers, lambda: 0.0),
             _Periodic(self._purge_all, lambda: purge_interval, first_purge),

@@ -23,15 +23,14 @@ from django.db import IntegrityError, connections, transaction
 from .. import messages, notifier, overrides
 from ..conf import settings
 from ..errors import InvalidOption, UndecodableMessage
-from ..journal.append import FED, REFUSED, TOOK, is_fed, journal_of
+from ..journal.append import FED, REFUSED, TOOK, among, is_fed, is_journaled, journal_of
+from ..journal.replay_reader import Start, start_of
 from ..journal.retention import ABANDONED
-from ..journal.start_positions import Start, start_of
-from ..journal.topics import among, is_journaled
 from ..messages.body_filters import sealing
 from ..models import DelayedMessage, JournalCopied, JournalCursor, Now, PoisonMessage
 from ..models.delivery.topics import NOW, Point, is_pattern, point_of, point_text, underlying_topic
 from ..sending import dedupe, fanout
-from ..sending.enqueue_expressions import rules_of
+from ..sending.preparation import rules_of
 from ..sending.validation import alias_of
 from ..sql import queue_sql
 from ..sql.journal import BEGINNING, IdColumn, JournalRecord, Position

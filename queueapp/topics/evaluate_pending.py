@@ -16,7 +16,7 @@ from .. import notifier
 from ..errors import UndecodableMessage
 from ..failures.history import attempts_of
 from ..failures.poison_store import insert_poison
-from ..sending.enqueue_expressions import rules_of
+from ..sending.preparation import rules_of
 from ..sql import queue_sql
 
 log = logging.getLogger("queueapp")

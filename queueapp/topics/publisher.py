@@ -18,14 +18,13 @@ from django.db import connections, transaction
 
 from .. import messages, notifier
 from ..errors import FilteredOut, InvalidMessage
-from ..journal.append import Distribution, Journal, is_fed
-from ..journal.topics import is_journaled
+from ..journal.append import Distribution, Journal, is_fed, is_journaled
 from ..messages.body_filters import wrapped_anew
 from ..models import DelayedMessage
 from ..models.delivery import NEVER
 from ..sending import dedupe, early_acks
-from ..sending.body_encoding import refuse_encryption_subject
 from ..sending.bulk import Encoded, encoded, refuse_one_message, runs_for
+from ..sending.preparation import refuse_encryption_subject
 from ..sending.send import build_message, insert, insert_once, when_due, with_addresses
 from ..sending.validation import alias_of, build_outgoing, milliseconds
 from ..sql.claims import FOREVER_MS

@@ -11,7 +11,7 @@ from queueapp.checks import check_entering, check_topics
 from queueapp.errors import InvalidOption
 from queueapp.models.delivery import Delivery
 from queueapp.models.delivery.options import Distribution, FileBackedMetadata
-from queueapp.sending import enqueue_expressions
+from queueapp.sending import preparation
 from tests.testapp.models import Bookings, FlightAudit, ForeignPostgres, LateFlights
 
 Change = Callable[..., None]
@@ -69,9 +69,7 @@ def test_filter_that_is_none_is_an_error(delivery: Change, text: str, said: str)
 
 def test_filter_without_the_extra_is_an_error(delivery: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(queue: Any) -> None:
-        raise InvalidOption(
-            f"{queue._meta.label}.Delivery.filter", queue.delivery.filter, enqueue_expressions.NEEDS_EXTRA
-        )
+        raise InvalidOption(f"{queue._meta.label}.Delivery.filter", queue.delivery.filter, preparation.NEEDS_EXTRA)
 
     monkeypatch.setattr("queueapp.checks.topics.rules_of", missing)
     ((number, told),) = about(check_entering(), LateFlights)

@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from queueapp.errors import InvalidOption
 from queueapp.models.delivery import Delivery
 from queueapp.operations import control, statistics
-from queueapp.sending import enqueue_expressions
+from queueapp.sending import preparation
 from queueapp.services import expression_evaluator
 from queueapp.services.expression_evaluator import ExpressionEvaluator
 from queueapp.services.orphaned_leases import release_orphaned_leases
@@ -285,7 +285,7 @@ def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
 
     def missing(queue: Any) -> None:
         tries.append(queue)
-        raise InvalidOption("testapp.Filtered.Delivery.filter", "/number < 100", enqueue_expressions.NEEDS_EXTRA)
+        raise InvalidOption("testapp.Filtered.Delivery.filter", "/number < 100", preparation.NEEDS_EXTRA)
 
     def tried(times: int) -> bool:
         service.wake()

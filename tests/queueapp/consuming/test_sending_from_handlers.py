@@ -13,7 +13,7 @@ from django.db import connections
 from django.test import override_settings
 
 from queueapp import Context, InvalidMessage, Queue, QueueNotFound, RetryNow, consumer, publish, publish_many
-from queueapp.consuming.current_message import context_of, handling
+from queueapp.consuming.context import context_of, handling
 from queueapp.consuming.registry import registered
 from queueapp.registry import queues
 from queueapp.testing import Kit

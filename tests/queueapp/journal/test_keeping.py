@@ -13,8 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from queueapp import InvalidMessage, publish, publish_many, replay
 from queueapp.conf import settings as conf
 from queueapp.errors import InvalidOption
-from queueapp.journal.append import journal_of
-from queueapp.journal.topics import is_journaled, retention_of
+from queueapp.journal.append import is_journaled, journal_of, retention_of
 from queueapp.messages import decode_headers
 from queueapp.models import JournalEntry
 from queueapp.sql.journal import BEGINNING, Position

@@ -10,7 +10,7 @@ import pytest
 
 from queueapp import InvalidMessage, InvalidOption, UndecodableMessage, message_type, messages, upcast
 from queueapp.messages import Kind, read_kind
-from queueapp.messages.versions import missing_steps
+from queueapp.messages.types import missing_steps
 
 
 class Event(msgspec.Struct):

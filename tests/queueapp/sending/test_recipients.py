@@ -14,7 +14,7 @@ from queueapp import consumer
 from queueapp.consuming.registry import registered
 from queueapp.errors import InvalidMessage
 from queueapp.models import Now, Subscriber, Subscription
-from queueapp.sending import recipients
+from queueapp.sending import validation
 from tests.databases import only_on_postgresql
 from tests.testapp.messages import Nop
 from tests.testapp.models import Addressed, Leased
@@ -101,7 +101,7 @@ def test_a_known_name_asks_the_database_once(django_assert_num_queries: Any) -> 
     with django_assert_num_queries(0):  # beneath Django's cursor there is the INSERT
         Addressed.send(Nop(1, ""), recipient="stock.rebook")
     have("shop.mail")
-    recipients.forget()
+    validation.forget()
     with django_assert_num_queries(0):
         Addressed.send(Nop(1, ""), recipient="shop.mail")
 

@@ -12,7 +12,7 @@ import pytest
 from django.db import transaction
 
 from queueapp import InvalidMessage, Queue
-from queueapp.sending.options import BulkOptions, CarriedOptions, SendOptions
+from queueapp.sending.validation import BulkOptions, CarriedOptions, SendOptions
 from queueapp.sql.message_columns import SENT
 from tests.testapp.messages import Ping
 from tests.testapp.models import Leased, Urgent

@@ -18,7 +18,7 @@ from queueapp.delayed.dispatch import dispatch_due
 from queueapp.errors import FilteredOut
 from queueapp.models import DelayedMessage
 from queueapp.operations import control
-from queueapp.sending import enqueue_expressions
+from queueapp.sending import preparation
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import Bookings, LateFlights, LateFlightsOnce, Packed
 
@@ -109,7 +109,7 @@ def test_without_the_extra_a_send_says_how_to_install_it(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InvalidOption, match=r"LateFlights\.Delivery\.filter.*pip install 'queueapp\[expressions\]'"):
-        enqueue_expressions.rules_of(LateFlights)
+        preparation.rules_of(LateFlights)
 
 
 # -- message types ---------------------------------------------------------------------------------------------------

@@ -33,9 +33,7 @@ from django.db import connections
 
 from queueapp import callbacks, messages
 from queueapp.conf import settings
-from queueapp.consuming.batch_context import BatchContext
-from queueapp.consuming.context import Context, Receiving
-from queueapp.consuming.current_message import handling
+from queueapp.consuming.context import BatchContext, Context, Receiving, handling
 from queueapp.errors import MessageCancelled, NoCheckpoint, UndecodableMessage
 from queueapp.failures import limits
 from queueapp.messages.ids import as_uuid

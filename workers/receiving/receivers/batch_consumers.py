@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from django.db import connections
 
-from queueapp.consuming.batch_context import BatchContext
+from queueapp.consuming.context import BatchContext
 from queueapp.errors import UndecodableMessage
 from queueapp.failures import limits
 from queueapp.messages.ids import as_uuid

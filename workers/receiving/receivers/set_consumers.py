@@ -11,9 +11,8 @@ import logging
 
 from django.db import connections, transaction
 
-from queueapp.consuming.batch_context import BatchContext
-from queueapp.consuming.context import Receiving
-from queueapp.consuming.options import MOST_IN_A_BATCH
+from queueapp.consuming.context import BatchContext, Receiving
+from queueapp.consuming.registration import MOST_IN_A_BATCH
 from queueapp.consuming.set_consumers import MessageSet
 from queueapp.failures.history import one_line
 from queueapp.services.connection_timeouts import ResponseDeadline

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from queueapp.flow import claim_record_cache
+from queueapp.flow import limited_claims
 from queueapp.messages import new_id
 from queueapp.models import ClaimRecord, Now
 from queueapp.sql import queue_sql
@@ -141,7 +141,7 @@ def test_places_that_nobody_got_a_message_for_are_free(server: Server) -> None:
 def test_what_a_transaction_saw_that_was_rolled_back_is_not_remembered(server: Server) -> None:
     fill(20, server.alias)
     connection, owner = connections[server.alias], new_id()
-    sql, known = queue_sql(Capped, connection), claim_record_cache.of(Capped, connection)
+    sql, known = queue_sql(Capped, connection), limited_claims.record_cache_of(Capped, connection)
 
     def claim(limit: int) -> tuple[Any, list[int]]:
         token = new_id()
@@ -324,7 +324,7 @@ def test_records_of_no_use_are_dropped_and_the_first_one_stays(server: Server) -
 
 
 def test_a_process_drops_records_now_and_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_record_cache, "DROP_EVERY", 5)
+    monkeypatch.setattr(limited_claims, "DROP_EVERY", 5)
     Capped.send_many(({"n": n} for n in range(40)), using=server.alias)
     for _ in range(40):
         with Capped.receive(using=server.alias) as batch:
@@ -336,7 +336,7 @@ def test_a_process_drops_records_now_and_then(server: Server, monkeypatch: pytes
 def test_records_of_queues_without_a_limit_are_forgotten(server: Server) -> None:
     records(server.alias).create(queue=lock_number(Leased._meta.db_table), permits=1)
     kept = records(server.alias).create(queue=QUEUE, permits=1)
-    claim_record_cache.forget_uncounted(server.alias)
+    limited_claims.forget_uncounted(server.alias)
     assert list(ClaimRecord.objects.using(server.alias).values_list("pk", flat=True)) == [kept.pk]
 
 
