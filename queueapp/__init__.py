@@ -32,8 +32,7 @@ if TYPE_CHECKING:
         QueueNotFound,
         UndecodableMessage,
     )
-    from .failures.failure import Failure
-    from .failures.verdicts import Discard, Poison, RetryLater, RetryNow
+    from .failures.recoverability import Discard, Failure, Poison, RetryLater, RetryNow
     from .journal.replay_reader import replay
     from .messages import message_type, register_codec, upcast
     from .models.delivery import (
@@ -70,11 +69,11 @@ _PUBLIC = {
     "Context": "consuming.context",
     "Delivery": "models.delivery",
     "DeliveryOptions": "models.delivery",
-    "Discard": "failures.verdicts",
+    "Discard": "failures.recoverability",
     "Drop": "models.delivery",
     "DuplicateMessage": "errors",
     "ExpirationModel": "models.delivery",
-    "Failure": "failures.failure",
+    "Failure": "failures.recoverability",
     "FairnessModel": "models.delivery",
     "FilteredOut": "errors",
     "ForeignQueue": "queue",
@@ -91,14 +90,14 @@ _PUBLIC = {
     "message_type": "messages",
     "NEVER": "models.delivery",
     "OnConflict": "models.delivery",
-    "Poison": "failures.verdicts",
+    "Poison": "failures.recoverability",
     "processed_once": "receiving.inbox",
     "PublishTo": "models.delivery",
     "Queue": "queue",
     "QueueError": "errors",
     "QueueNotFound": "errors",
-    "RetryLater": "failures.verdicts",
-    "RetryNow": "failures.verdicts",
+    "RetryLater": "failures.recoverability",
+    "RetryNow": "failures.recoverability",
     "Semantics": "models.delivery",
     "UndecodableMessage": "errors",
     "arequest": "receiving.request_reply",

@@ -42,8 +42,8 @@ class QueueappConfig(AppConfig):
         from .receiving import inbox
         from .services import maintenance_hooks
 
-        maintenance_hooks.hooks.append(inbox.run_maintenance)
-        maintenance_hooks.hooks.append(alerts.close_without_settings)
+        maintenance_hooks.append(inbox.run_maintenance)
+        maintenance_hooks.append(alerts.close_without_settings)
         encryption.register()
         body_filters.largest = lambda: settings.MAX_DECOMPRESSED
 

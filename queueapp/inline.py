@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from .conf import settings
 from .errors import QueueError
-from .failures.verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
+from .failures.recoverability import Discard, Poison, RetryLater, RetryNow, Verdict
 from .registry import queues
 
 AT_COMMIT, AT_ONCE = "at_commit", "at_once"

@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, UndecodableMessage
-from ..failures import edit_poison
+from ..failures import poison_operations
 from ..messages import decode_headers
 from ..models import PoisonMessage
 from ..sql import nonblocking
@@ -100,7 +100,7 @@ def edit_view(page: Any, request: HttpRequest, message: PoisonMessage) -> HttpRe
     form = EditForm(full, body, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
-            new = edit_poison.edit_and_requeue(
+            new = poison_operations.edit_and_requeue(
                 full.pk, body=form.new_body, headers=form.cleaned_data["headers"], using=alias
             )
         except (InvalidMessage, QueueNotFound) as error:

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 
 from .. import registry
 from ..errors import QueueNotFound
-from ..failures import poison_archive, requeue_poison
+from ..failures import poison_operations
 from ..models import PoisonMessage
 from ..sql import nonblocking
 from .databases import DatabaseFilter
@@ -132,7 +132,7 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
     for label, numbers in by_queue.items():
         try:
             # By queue: a missing queue must not keep the messages of the others.
-            moved += requeue_poison.requeue(
+            moved += poison_operations.requeue(
                 chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset"
             )
         except QueueNotFound:
@@ -142,11 +142,11 @@ def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str
 
 
 def _archive(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison_archive.archive(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
+    return poison_operations.archive(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
 
 
 def _restore(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison_archive.restore(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
+    return poison_operations.restore(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
 
 
 def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:

@@ -4,7 +4,6 @@ lists all.
 Each module registers its own as it is imported.
 """
 
-from .celery import check_celery
 from .consumers import (
     check_batches,
     check_checkpoints,
@@ -20,7 +19,7 @@ from .flow import check_flow, check_order
 from .journal import check_journal
 from .leases import check_leases
 from .queues import check_consumers, check_databases, check_fields, check_forwarding, check_pools, check_queues
-from .settings import check_settings
+from .settings import check_celery, check_settings
 from .tables import check_tables
 from .topics import check_entering, check_topics
 

@@ -1,12 +1,15 @@
-"""What is wrong with the settings of the project."""
+"""What is wrong with the settings of the project, and with those of Celery that name this broker or result backend."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
+from django.apps import apps
+from django.conf import settings as django_settings
 from django.core import checks
-from django.core.checks import Tags, Warning, register
+from django.core.checks import Error, Tags, Warning, register
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from .. import delayed, inline
@@ -93,3 +96,30 @@ def _no_function(path: str) -> str:
         return "" if callable(import_string(path)) else "it cannot be called"
     except ImportError as error:
         return str(error)
+
+
+SCHEME = "queueapp://"
+
+
+@register(Tags.compatibility)
+def check_celery(**_: Any) -> list[Any]:
+    """queueapp.E110: the app with the tables is not installed. E111: the database does not exist."""
+    found: list[Any] = []
+    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND"):
+        url = getattr(django_settings, name, None)
+        if not isinstance(url, str) or not url.startswith(SCHEME):
+            continue
+        if not apps.is_installed("queueapp.contrib.celery"):
+            found.append(
+                Error(
+                    f"{name} = {url!r}: its tables belong to the app queueapp.contrib.celery, which is not in "
+                    "INSTALLED_APPS.",
+                    hint="Add 'queueapp.contrib.celery' to INSTALLED_APPS and run `manage.py migrate`.",
+                    id="queueapp.E110",
+                )
+            )
+        alias = url.removeprefix(SCHEME).strip("/") or "default"
+        if alias not in connections:
+            known = ", ".join(sorted(connections))
+            found.append(Error(f"{name} = {url!r} names no database: DATABASES has {known}.", id="queueapp.E111"))
+    return found

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from django.db import models
 
 from ..errors import InvalidOption, UnknownOption
-from ..failures.verdicts import Verdict
+from ..failures.recoverability import Verdict
 from .registration import OPTIONS, Registration, located, source_location, unwrap
 from .registry import registered
 

@@ -1,11 +1,23 @@
 """The delayed store: messages wait here until they are due, then go to their queue."""
 
-from .breakers import store_breaker, store_breakers, storing
 from .custom_store_dispatch import dispatch_next
 from .dispatch import Agenda, agenda, dispatch_due, is_idle, next_due_in, undeliverable
 from .dispatch_failures import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed, step
 from .forward import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
-from .loading import endpoint_of, is_built_in, open_for_any, open_for_dispatch, open_store, store_class, store_of
+from .loading import (
+    addresses,
+    endpoint_of,
+    is_built_in,
+    open_for_any,
+    open_for_dispatch,
+    open_store,
+    store_breaker,
+    store_breakers,
+    store_class,
+    store_of,
+    stores_of,
+    storing,
+)
 from .operations import (
     address_in,
     addressed,
@@ -18,9 +30,7 @@ from .operations import (
     reschedule,
     waiting,
 )
-from .other_databases import addresses, stores_of
-from .sql_store import SqlDelayedStore
-from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure
+from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure, SqlDelayedStore
 
 __all__ = [
     "KEPT", "Agenda", "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched",

@@ -22,8 +22,7 @@ from ..sql import backend_of, nonblocking, queue_sql
 from ..sql.message_columns import row_from
 from ..sql.tables import StoreTable
 from .dispatch_failures import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
-from .loading import is_built_in, open_for_any, store_of
-from .other_databases import addresses
+from .loading import addresses, is_built_in, open_for_any, store_of
 
 #: A message that is due for longer than this is moved by no dispatcher.
 OVERDUE = timedelta(minutes=1)

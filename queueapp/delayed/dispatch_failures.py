@@ -14,10 +14,9 @@ from django.db import Error, connections, transaction
 
 from .. import signals
 from ..errors import MissingVerb, SemanticsRefused
-from ..failures.failure import Failure
 from ..failures.history import first_failed, one_line
 from ..failures.poison_store import insert_poison
-from ..failures.verdicts import Poison
+from ..failures.recoverability import Failure, Poison
 from ..models import Now
 from ..sql import ErrorKind, backend_of
 from ..sql.message_columns import Row

@@ -37,8 +37,7 @@ from ..sql import ErrorKind, backend_of, queue_sql
 from ..sql.message_columns import FIRST_TIME, LAST_TIME, row_from
 from ..sql.tables import StoreTable
 from .dispatch_failures import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step
-from .loading import endpoint_of
-from .other_databases import addresses
+from .loading import addresses, endpoint_of
 
 log = logging.getLogger("queueapp")
 

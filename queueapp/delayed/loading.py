@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections, router, transaction
+from django.core.signals import setting_changed
+from django.db import DataError, Error, IntegrityError, InternalError, connections, router, transaction
+from django.db.transaction import TransactionManagementError
 from django.utils.module_loading import import_string
 
 from .. import registry
+from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
-from ..errors import InvalidOption, SemanticsRefused
+from ..errors import InvalidMessage, InvalidOption, SemanticsRefused
 from ..models.delivery import Semantics
-from .sql_store import SqlDelayedStore
-from .store import DelayedStore, DelayedStoreWithInfrastructure
+from ..sql import ErrorKind, backend_of
+from .store import DelayedStore, DelayedStoreWithInfrastructure, SqlDelayedStore
 
 #: A store that was opened for one of these honours those behind it as well.
 STRONGEST_FIRST = (Semantics.TRANSACTIONAL, Semantics.AT_LEAST_ONCE, Semantics.AT_MOST_ONCE)
@@ -190,3 +194,77 @@ def endpoint_of(alias: str) -> str:
 
 def _honours(opened: Semantics, wanted: Semantics) -> bool:
     return STRONGEST_FIRST.index(opened) <= STRONGEST_FIRST.index(wanted)
+
+
+# -- which databases keep delayed messages for queues of other ones: what queues say in ``Delivery.delayed_in``
+# ---------
+#
+# Such a message is addressed to ``label@alias``, by the alias of the queue's database. No queue of the store's own
+# database answers to that, so its ordinary dispatcher, and any version that knows of no such messages, leaves it alone;
+# one forwarder for each pair of databases moves it.
+
+
+def stores_of(queue: Any) -> list[str]:
+    """The databases that may keep delayed messages for a queue beside its own."""
+    own = router.db_for_write(queue)
+    return [alias for alias in dict.fromkeys(queue.delivery.delayed_in) if alias != own]
+
+
+def addresses(alias: str) -> dict[str, list[str]]:
+    """What messages that are kept in this database may be addressed to elsewhere, by the database they go to."""
+    found: dict[str, list[str]] = {}
+    for queue in registry.queues:
+        if alias in stores_of(queue):
+            target = router.db_for_write(queue)
+            found.setdefault(target, []).append(registry.address(queue, target))
+    return found
+
+
+# -- the breakers of storing: one per store and process, fed by ``send(delay=)`` and by delayed retries ----------------
+#
+# A worker that stores a delayed retry waits as its breaker says. A ``send`` does not: its caller has the exception, and
+# may be a request. There it is in the log, as critical once the breaker is open, and in ``store_breakers``.
+
+
+_breakers: dict[tuple[str, str], CircuitBreaker] = {}
+#: The message's fault, or that of the transaction it was to be stored in.
+_NOT_THE_STORES = (DataError, IntegrityError, InternalError, TransactionManagementError, InvalidMessage, InvalidOption)
+
+
+def store_breaker(alias: str, store: DelayedStore | None = None) -> CircuitBreaker:
+    """The breaker of a database's delayed table, or of another store."""
+    path = "" if store is None or is_built_in(store) else f"{type(store).__module__}.{type(store).__qualname__}"
+    found = _breakers.get((alias, path))
+    if found is None:
+        name = f"Store of delayed messages in {alias}" + (f" ({path})" if path else "")
+        made = CircuitBreaker(name, settings.TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER, kind="delayed_store", subject=alias)
+        found = _breakers.setdefault((alias, path), made)
+    return found
+
+
+def store_breakers(alias: str) -> list[CircuitBreaker]:
+    """The breakers of storing that this process has for a database."""
+    return [breaker for (of, _), breaker in sorted(_breakers.items()) if of == alias]
+
+
+@contextmanager
+def storing(alias: str, store: DelayedStore | None = None) -> Iterator[None]:
+    """Around storing a message, in the table unless in this store: feeds the breaker, and raises what was raised."""
+    try:
+        yield
+    except Exception as error:
+        deadlock = isinstance(error, Error) and backend_of(connections[alias]).error_kind(error) is ErrorKind.DEADLOCK
+        if not deadlock and not isinstance(error, _NOT_THE_STORES):
+            store_breaker(alias, store).failure(error)
+        raise
+    store_breaker(alias, store).success()
+
+
+def _forget(*, setting: str = "QUEUEAPP", **_: Any) -> None:
+    """Other settings, or another process: a lock of the parent's may be held for ever."""
+    if setting == "QUEUEAPP":
+        _breakers.clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="queueapp.delayed.breakers")
+os.register_at_fork(after_in_child=_forget)

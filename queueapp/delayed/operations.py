@@ -16,10 +16,8 @@ from ..errors import InvalidMessage, InvalidOption, MissingVerb
 from ..models import DelayedMessage, Now
 from ..sql import backend_of
 from .dispatch_failures import FetchFailed, step
-from .loading import is_built_in, open_for_any, store_of
-from .other_databases import stores_of
-from .sql_store import SqlDelayedStore
-from .store import DelayedStore
+from .loading import is_built_in, open_for_any, store_of, stores_of
+from .store import DelayedStore, SqlDelayedStore
 
 #: More than any store has.
 _ALL = 10**9

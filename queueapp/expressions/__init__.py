@@ -2,7 +2,7 @@
 
 ``compile_expression`` parses a text once into closures; what it returns is evaluated on any number of messages, from
 any thread. Nothing here reads a database, a file or a clock: the same message always gives the same value. Both the
-text and messages are not trusted, so every size that depends on them is bounded (``limits.py``).
+text and messages are not trusted, so every size that depends on them is bounded (``ast.py``).
 
 Needs the extra ``queueapp[expressions]``. The language is described in ``docs/reference/expressions.md``.
 """
@@ -10,7 +10,7 @@ Needs the extra ``queueapp[expressions]``. The language is described in ``docs/r
 from ..errors import InvalidExpression
 
 try:
-    from .expression import Expression, compile_expression
+    from .compiler import Expression, compile_expression
     from .paths import ParsedMessage
 except ModuleNotFoundError as error:  # pragma: no cover: the tests have the extra
     if error.name not in ("lark", "re2"):

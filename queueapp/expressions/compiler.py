@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import re2
 
-from . import three_valued_logic
+from ..errors import InvalidExpression
 from .ast import (
+    KEPT,
+    MAX_PATTERN_MEMORY,
+    MAX_PATTERN_STEPS,
+    MAX_PATTERNS,
     Affix,
     Arithmetic,
     Between,
@@ -33,8 +38,8 @@ from .ast import (
 from .coercion import ARITHMETIC, calculated, first, number_of, text_of, truth_of
 from .comparison import COMPARISONS, MIRRORED, Compare, Known, any_of, compared, scalars
 from .functions import CHANGING, FUNCTIONS, SPECIAL, Function, array_count, array_to_string
-from .limits import MAX_PATTERN_MEMORY, MAX_PATTERN_STEPS, MAX_PATTERNS
-from .paths import Read, reader
+from .parser import parse
+from .paths import ParsedMessage, Read, reader
 
 Found = Callable[[str], bool | None]
 
@@ -198,13 +203,13 @@ class Compiler:
         return is_nan
 
     def _not(self, node: Not) -> Read:
-        return three_valued_logic.negation(self.truth(node.operand))
+        return negation(self.truth(node.operand))
 
     def _logic(self, node: Logic) -> Read:
         terms = tuple(self.truth(term) for term in node.terms)
         if node.conjunction:
-            return (three_valued_logic.strict_conjunction if self._strict else three_valued_logic.conjunction)(terms)
-        return (three_valued_logic.strict_disjunction if self._strict else three_valued_logic.disjunction)(terms)
+            return (strict_conjunction if self._strict else conjunction)(terms)
+        return (strict_disjunction if self._strict else disjunction)(terms)
 
     # -- functions ------------------------------------------------------------------------------------------------
 
@@ -334,3 +339,135 @@ def _between(value: Any, low: Any, high: Any) -> bool | None:
     if above is False or below is False:
         return False
     return None if above is None or below is None else True
+
+
+# -- AND, OR and NOT of three values. Terms are asked from the left, and no more of them than it takes -----------------
+#
+# SQL-92: NULL is "unknown", and an answer is NULL only where it would depend on what is unknown. The tables that AMPS
+# documents differ where the left operand is NULL: then the answer is, whatever stands on the right.
+#
+# | AND | TRUE | FALSE | NULL | | OR | TRUE | FALSE | NULL |
+# | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+# | TRUE | TRUE | FALSE | NULL | | TRUE | TRUE | TRUE | TRUE |
+# | FALSE | FALSE | FALSE | FALSE | | FALSE | TRUE | FALSE | NULL |
+# | NULL | NULL | FALSE (AMPS: NULL) | NULL | | NULL | TRUE (AMPS: NULL) | NULL | NULL |
+
+
+Terms = tuple[Read, ...]
+
+
+def conjunction(terms: Terms) -> Read:
+    def every(message: Any) -> bool | None:
+        unknown = False
+        for term in terms:
+            answer = term(message)
+            if not answer:
+                if answer is not None:
+                    return False
+                unknown = True
+        return None if unknown else True
+
+    return every
+
+
+def disjunction(terms: Terms) -> Read:
+    def some(message: Any) -> bool | None:
+        unknown = False
+        for term in terms:
+            answer = term(message)
+            if answer:
+                return True
+            if answer is None:
+                unknown = True
+        return None if unknown else False
+
+    return some
+
+
+def strict_conjunction(terms: Terms) -> Read:
+    def every(message: Any) -> bool | None:
+        for term in terms:
+            answer = term(message)
+            if not answer:
+                return answer  # type: ignore[no-any-return]
+        return True
+
+    return every
+
+
+def strict_disjunction(terms: Terms) -> Read:
+    def some(message: Any) -> bool | None:
+        for term in terms:
+            answer = term(message)
+            if answer is not False:
+                return answer  # type: ignore[no-any-return]
+        return False
+
+    return some
+
+
+def negation(term: Read) -> Read:
+    def negated(message: Any) -> bool | None:
+        answer = term(message)
+        return None if answer is None else not answer
+
+    return negated
+
+
+# -- a compiled expression, and the one way to get one ----------------------------------------------------------------
+
+#: What an expression evaluates to; None is NULL.
+Value = bool | int | float | str | None
+
+
+class Expression:
+    """An expression that is ready to be evaluated. Has no state: any number of threads may share it."""
+
+    __slots__ = ("_answer", "_evaluate", "identifiers", "strict", "text")
+
+    #: As it was written.
+    text: str
+    #: NULL in AND and OR as in the tables of AMPS.
+    strict: bool
+    #: The fields that it may look at, as they were written, each once, in order.
+    identifiers: tuple[str, ...]
+
+    def __init__(self, text: str, strict: bool, identifiers: tuple[str, ...], evaluate: Read, answer: Read) -> None:
+        self.text, self.strict, self.identifiers = text, strict, identifiers
+        self._evaluate, self._answer = evaluate, answer
+
+    def evaluate(self, message: ParsedMessage) -> Value:
+        """Its value: a number, a text, a truth, or None for NULL; of an array the first element. Never raises."""
+        return self._evaluate(message)  # type: ignore[no-any-return]
+
+    def matches(self, message: ParsedMessage) -> bool:
+        """Whether it is true of the message. NULL is no match, nor is a value that is neither true nor false (NaN)."""
+        return self._answer(message) is True
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<expression {self.text!r}{' strict' if self.strict else ''}>"
+
+
+def compile_expression(text: str, *, strict: bool = False) -> Expression:
+    """Compile an expression. Raises InvalidExpression, which has the column and shows it.
+
+    NULL in AND and OR is SQL-92's; ``strict`` takes AMPS's documented tables, in which NULL OR TRUE and NULL AND FALSE
+    are NULL. The last ``limits.KEPT`` of them are kept, so compiling the same text again costs a look-up.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an expression is a str, not {text!r}")
+    return _compiled(text, bool(strict))
+
+
+@lru_cache(maxsize=KEPT)
+def _compiled(text: str, strict: bool) -> Expression:
+    tree = parse(text)
+    compiler = Compiler(strict)
+    try:
+        evaluate = compiler.scalar(tree)
+    except Unusable as unusable:
+        raise InvalidExpression(text, unusable.column, unusable.problem) from None
+    return Expression(text, strict, tuple(compiler.identifiers), evaluate, as_truth(tree, evaluate))

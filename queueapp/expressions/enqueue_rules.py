@@ -12,7 +12,7 @@ from ..errors import InvalidExpression, InvalidOption
 from ..messages import BYTES, TOPIC, codec_for, codec_of, decode_body, decode_headers, read_head
 from ..messages.body_filters import innermost
 from .coercion import number_of
-from .expression import Expression, compile_expression
+from .compiler import Expression, compile_expression
 from .paths import ParsedMessage
 
 #: The priority of what is no number: it is received last.

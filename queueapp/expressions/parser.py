@@ -18,6 +18,8 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from ..errors import InvalidExpression
 from .ast import (
+    MAX_DEPTH,
+    MAX_LENGTH,
     Affix,
     Arithmetic,
     Between,
@@ -34,7 +36,6 @@ from .ast import (
     Not,
 )
 from .coercion import Number, fitting
-from .limits import MAX_DEPTH, MAX_LENGTH
 from .paths import steps_of
 
 _ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)

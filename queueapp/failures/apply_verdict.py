@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,18 +24,17 @@ from django.db import DataError, Error, IntegrityError, connections, transaction
 from .. import messages, notifier, signals
 from ..consuming.registration import Registration
 from ..errors import MessageCancelled, UndecodableMessage
-from ..models import DelayedMessage, Now
+from ..models import DelayedMessage, Now, ProcessedMessage
 from ..models.delivery.expire_actions import KeepAsPoison, PublishTo, action_for
-from ..sql import queue_sql
+from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Row, message_values
 from ..sql.tables import QueueTable
-from .applied import AppliedVerdict, IdempotentTransaction
 from .expire_actions import publish
 from .history import ProcessDied, append, attempts_of, clean, one_line
 from .limits import LimitReached, in_words, reached
 from .poison_store import insert_poison, insert_poison_minimal, is_transient
 from .policy import Failure, ask
-from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
+from .recoverability import Discard, Poison, RetryLater, RetryNow, Verdict
 
 #: How often a failure is tried to be recorded in full, where the error may be another one the next time.
 TRIES = 3
@@ -341,3 +341,65 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
         action = action_for(failure.queue.delivery.on_expired, failure.reasons)
         if isinstance(action, PublishTo) and isinstance(verdict, Discard):
             publish(failure.queue, alias, row, action, failure.reasons, verdict.reason)
+
+
+@dataclass(slots=True)
+class AppliedVerdict:
+    """A verdict that was carried out; ``tell`` the world once that is committed."""
+
+    failure: Failure
+    verdict: Verdict
+    connection: Any
+
+    def tell(self) -> None:
+        """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the
+        failure's."""
+        try:
+            _tell(self.failure, self.verdict, self.connection)
+        except BaseException:  # a receiver may call sys.exit()
+            signals.log.exception("A failed attempt was recorded, but not everybody could be told.")
+
+
+class IdempotentTransaction:
+    """One record of a message that is in no table: a connection that is lost at its commit leaves open whether it is
+    there.
+
+    Each try notes the same key in its transaction (``note_processed``): the one whose note is there already has nothing
+    to write, and one that meets a commit in flight waits for its end. Maintenance deletes the notes.
+    """
+
+    def __init__(self, queue: Any, alias: str) -> None:
+        self._key = uuid.uuid4().hex
+        self._label = queue._meta.label
+        self._alias = alias
+        #: What was decided by the try that has written it down, if any has.
+        self.decided: AppliedVerdict | None = None
+
+    def first(self) -> bool:
+        """Whether nothing was written yet; noted in the transaction that is open, and with it. Raises what a database
+        that is away says; one that cannot store the record does not prevent the write."""
+        connection = connections[self._alias]
+        try:
+            with transaction.atomic(using=self._alias):
+                return backend_of(connection).dedupe.record_processed(
+                    connection, ProcessedMessage._meta.db_table, self._key, self._label
+                )
+        except Error as error:
+            if is_transient(error, self._alias):
+                raise
+            return True
+
+
+def _tell(failure: Failure, verdict: Verdict, connection: Any) -> None:
+    if isinstance(verdict, RetryLater):
+        notifier.delayed(connection)
+        signals.send(signals.delayed_retry, failure, verdict)
+    elif isinstance(verdict, RetryNow):
+        notifier.sent(failure.queue, connection)
+        signals.send(signals.retry, failure, verdict)
+    elif isinstance(verdict, Poison):
+        signals.send(signals.poisoned, failure, verdict)
+    else:
+        signals.send(signals.discarded, failure, verdict)
+    if failure.reasons:
+        signals.send_expired(failure.queue, [failure.row.id], "", failure.reasons)

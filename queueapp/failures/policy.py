@@ -13,9 +13,8 @@ from django.db import connections, transaction
 
 from .. import callbacks, signals
 from ..errors import ErasedMessage, UndecodableMessage
-from .failure import Failure
 from .history import clean, one_line
-from .verdicts import Discard, Poison, RetryLater, RetryNow, Verdict
+from .recoverability import Discard, Failure, Poison, RetryLater, RetryNow, Verdict
 
 __all__ = ["ConnectionSpoiled", "Failure", "ask", "default_policy"]
 

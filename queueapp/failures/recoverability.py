@@ -1,11 +1,20 @@
-"""The options of a failed message: a consumer's, else its queue's, else the project's (``QUEUEAPP``)."""
+"""What a recoverability policy gets (``Failure``), what it may decide (``Verdict``), and the options of failed
+messages: a consumer's, else its queue's, else the project's (``QUEUEAPP``)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .. import messages
+from ..conf import settings
+from ..errors import UndecodableMessage
 from ..options import Option
+
+if TYPE_CHECKING:
+    from ..consuming.registration import Registration
+    from ..sql.message_columns import Row
 
 
 def _are_errors(value: Any) -> bool:
@@ -43,3 +52,71 @@ OPTIONS: tuple[Option, ...] = (
            "Callable (failure) -> RetryNow | RetryLater | Poison | Discard; None: the queue's, then the default one.",
            optional=True, accept=callable),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RetryNow:
+    """Put the message back in its place; it is received again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Move the message to the delayed store; it comes back to its queue after ``delay``."""
+
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Move the message to the poison table, with this reason in one line."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Drop the message for good; the reason is logged."""
+
+    reason: str = ""
+
+
+Verdict = RetryNow | RetryLater | Poison | Discard
+
+
+@dataclass(slots=True)
+class Failure:
+    """One failed attempt as a policy sees it: ``policy(failure) -> verdict``. The row is as it is stored, so header
+    changes of the failed handler are not here; its deliveries count this hand-out. ``attempt``: how many have failed by
+    now, this one included. Where no handler was involved (a delayed message that could not be forwarded, one that was
+    moved by hand) there is no consumer, and where the queue is unknown, no queue."""
+
+    queue: Any
+    consumer: Registration | None
+    row: Row
+    exception: BaseException
+    attempt: int
+    items: dict[str, Any] = field(default_factory=dict)
+    #: The limits of its queue that it has reached with this attempt, if that is why it ends.
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The stored headers; empty when they do not parse."""
+        try:
+            return messages.decode_headers(self.row.headers)
+        except UndecodableMessage:
+            return {}
+
+    @property
+    def message_type(self) -> str:
+        """The type that the headers name; '' where they name none, or do not parse."""
+        try:
+            return messages.read_head(self.row.headers)[0]
+        except UndecodableMessage:
+            return ""
+
+    def option(self, name: str) -> Any:
+        """An option of the consumer, or else of its queue, or else of the project (``attempts`` ->
+        ``QUEUEAPP.ATTEMPTS``)."""
+        value = self.consumer.option(name) if self.consumer is not None else getattr(self.queue.delivery, name)
+        return value if value is not None else getattr(settings, name.upper())

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
@@ -20,7 +21,6 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 from ..errors import did_you_mean
 from ..operations.error_hints import explain
 from ..sql import ErrorKind, backend_of
-from .progress import Progress
 
 #: Exit codes of a shell for a process that SIGINT or SIGPIPE ended.
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -173,3 +173,46 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+# The progress of a command: one line on stderr, if that is a terminal.
+
+
+#: Seconds between two updates of the line.
+UPDATE_INTERVAL = 0.2
+_WIDTH = 30
+
+
+class Progress:
+    """A bar if the total is known, else a count."""
+
+    def __init__(self, stderr: Any, what: str, total: int | None = None) -> None:
+        self._stderr, self._what, self._total = stderr, what, total
+        self._shown = sys.stderr is not None and bool(stderr.isatty())
+        self._next_at = 0.0
+        self._written = False
+        #: The number that is done.
+        self.count = 0
+
+    def at(self, count: int) -> None:
+        """Set the number that is done."""
+        self.count = count
+        if not self._shown or monotonic() < self._next_at:
+            return
+        self._next_at = monotonic() + UPDATE_INTERVAL
+        self._written = True
+        self._stderr.write("\r" + self.line(count), ending="")
+        self._stderr.flush()
+
+    def line(self, count: int) -> str:
+        """The text of the line."""
+        if not self._total:
+            return f"{count} {self._what}"
+        share = min(1.0, count / self._total)
+        bar = "#" * int(share * _WIDTH)
+        return f"[{bar:<{_WIDTH}}] {share:4.0%} {count} of {self._total} {self._what}"
+
+    def end(self) -> None:
+        """End the line."""
+        if self._written:
+            self._stderr.write("")

@@ -20,10 +20,9 @@ from .. import notifier, overrides, signals
 from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
 from ..failures import expire_actions
-from ..failures.failure import Failure
 from ..failures.history import attempts_of, clean
 from ..failures.poison_store import full_record, insert_poison, is_transient
-from ..failures.verdicts import Poison
+from ..failures.recoverability import Failure, Poison
 from ..models import Now, PoisonMessage, QueueControl
 from ..models.delivery import OPTIONS
 from ..models.queue import holds

@@ -25,7 +25,7 @@ from ..alerts import conditions, store
 from ..circuit_breaker import CircuitBreaker
 from ..conf import settings
 from ..consuming.registry import registered
-from ..failures import poison_archive, requeue_poison
+from ..failures import poison_operations
 from ..failures.poison_store import PASSING
 from ..flow import limited_claims
 from ..messages.escaping import in_one_line
@@ -237,7 +237,7 @@ class Maintenance(Service):
             self._attempt(drop_old_poison, self.alias, self)
         for resolver in filter(None, map(registered.resolver_of, self._queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
-        for hook in maintenance_hooks.hooks:
+        for hook in maintenance_hooks:
             self._attempt(hook, self.alias, self.may_continue)
 
     def _report(self) -> None:
@@ -327,7 +327,7 @@ def purge_expired(queue: Any, alias: str, service: Maintenance | None = None) ->
 def drop_old_poison(alias: str, service: Maintenance | None = None) -> int:
     """Delete archived and edited poison messages whose retention is over, in batches; returns how many."""
     total = _in_batches(
-        lambda: poison_archive.drop_old(settings.POISON_RETENTION, using=alias), requeue_poison.BATCH, service
+        lambda: poison_operations.drop_old(settings.POISON_RETENTION, using=alias), poison_operations.BATCH, service
     )
     if total:
         log.info(

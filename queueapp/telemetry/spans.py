@@ -25,7 +25,6 @@ from ..errors import InvalidMessage, UndecodableMessage
 from ..failures.history import one_line
 from ..sql.claims import HEADERS, Claimed
 from ..version import VERSION
-from . import conventions as words
 from . import tracing
 
 log = logging.getLogger("queueapp")
@@ -44,14 +43,14 @@ class OpenTelemetry:
         # Both follow whatever provider the project sets, also later.
         self._tracer = trace.get_tracer("queueapp", VERSION)
         meter = metrics.get_meter("queueapp", VERSION)
-        self._sent = meter.create_counter(words.SENT, "{message}", "Messages that were sent.")
-        self._consumed = meter.create_counter(words.CONSUMED, "{message}", "Messages that were received.")
+        self._sent = meter.create_counter(SENT, "{message}", "Messages that were sent.")
+        self._consumed = meter.create_counter(CONSUMED, "{message}", "Messages that were received.")
         self._operation = meter.create_histogram(
-            words.OPERATION_DURATION, "s", "How long a send, a receive that found something, or an ack took.",
-            explicit_bucket_boundaries_advisory=words.BUCKETS,
+            OPERATION_DURATION, "s", "How long a send, a receive that found something, or an ack took.",
+            explicit_bucket_boundaries_advisory=BUCKETS,
         )  # fmt: skip
         self._process = meter.create_histogram(
-            words.PROCESS_DURATION, "s", "How long a handler took.", explicit_bucket_boundaries_advisory=words.BUCKETS
+            PROCESS_DURATION, "s", "How long a handler took.", explicit_bucket_boundaries_advisory=BUCKETS
         )
         for name, signal in _VERDICTS.items():
             signal.connect(self._told(name), weak=False, dispatch_uid=f"queueapp.telemetry.{name}")
@@ -66,7 +65,7 @@ class OpenTelemetry:
         except (TypeError, ValueError):
             refused = given["headers"]
             raise InvalidMessage(f"headers = {refused!r} is not accepted: it must be a dict of strings.") from None
-        attributes = words.about(verb, "send", destination)
+        attributes = about(verb, "send", destination)
         parent = None if trace.get_current_span().get_span_context().is_valid else self._parent(headers)
         span = self._tracer.start_span(f"{verb} {destination}", parent, SpanKind.PRODUCER, attributes)
         started = perf_counter()
@@ -80,9 +79,9 @@ class OpenTelemetry:
             count = 1
             if isinstance(result, int):
                 count = result
-                span.set_attribute(words.BATCH_COUNT, count)
+                span.set_attribute(BATCH_COUNT, count)
             else:
-                span.set_attribute(words.MESSAGE_ID, str(result))
+                span.set_attribute(MESSAGE_ID, str(result))
             return result
         except BaseException as error:
             failed = error
@@ -92,7 +91,7 @@ class OpenTelemetry:
             _end(span, failed, attributes)
             self._operation.record(perf_counter() - started, attributes)
             if count:
-                self._sent.add(count, {n: v for n, v in attributes.items() if n != words.OPERATION_TYPE})
+                self._sent.add(count, {n: v for n, v in attributes.items() if n != OPERATION_TYPE})
 
     # -- handlers -------------------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class OpenTelemetry:
         """See ``tracing.Tracer``. What it makes current is so in the context variables of this handler alone."""
         label = queue._meta.label
         name = f"process {label}"
-        figures = words.about("process", "process", label) | {words.CONSUMER: consumer}
+        figures = about("process", "process", label) | {CONSUMER: consumer}
         start_span, carried = self._tracer.start_span, _carried()
 
         def traced(message: Any, context: Any) -> None:
@@ -109,9 +108,9 @@ class OpenTelemetry:
             if carried(claimed[HEADERS]):
                 parent, links = self._origin(lambda: context.headers)
             attributes = figures | {
-                words.MESSAGE_ID: str(context.message_id),
-                words.ATTEMPT: context.attempt,
-                words.BODY_SIZE: len(context.body or b""),
+                MESSAGE_ID: str(context.message_id),
+                ATTEMPT: context.attempt,
+                BODY_SIZE: len(context.body or b""),
             }
             span = start_span(name, parent, SpanKind.CONSUMER, attributes, links)
             with self._within(span, parent, attributes, figures):
@@ -122,11 +121,11 @@ class OpenTelemetry:
     def batch_handler(self, queue: Any, consumer: str, call: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         """See ``tracing.Tracer``. The messages are of many traces: the span begins one, with links to their sends."""
         label = queue._meta.label
-        figures = words.about("process", "process", label) | {words.CONSUMER: consumer}
+        figures = about("process", "process", label) | {CONSUMER: consumer}
 
         def traced(given: Any, context: Any) -> None:
             links = [Link(origin) for origin in self._origins([one._claimed for one in context])]
-            attributes = figures | {words.BATCH_COUNT: len(context)}
+            attributes = figures | {BATCH_COUNT: len(context)}
             span = self._tracer.start_span(f"process {label}", Context(), SpanKind.CONSUMER, attributes, links)
             with self._within(span, None, attributes, figures):
                 call(given, context)
@@ -149,20 +148,18 @@ class OpenTelemetry:
             taken = perf_counter() - started
             detach(token)
             _end(span, failed, attributes)
-            self._process.record(
-                taken, figures if failed is None else figures | {words.ERROR_TYPE: words.error_type(failed)}
-            )
+            self._process.record(taken, figures if failed is None else figures | {ERROR_TYPE: error_type(failed)})
 
     @contextmanager
     def handling(self, message: Any, consumer: str) -> Iterator[Any]:
         """See ``tracing.Tracer``."""
         label = message._batch.queue._meta.label
-        figures = words.about("process", "process", label) | ({words.CONSUMER: consumer} if consumer else {})
+        figures = about("process", "process", label) | ({CONSUMER: consumer} if consumer else {})
         parent, links = self._origin(lambda: message.headers)
         attributes = figures | {
-            words.MESSAGE_ID: str(message.id),
-            words.ATTEMPT: message.deliveries,
-            words.BODY_SIZE: len(message.raw_body or b""),
+            MESSAGE_ID: str(message.id),
+            ATTEMPT: message.deliveries,
+            BODY_SIZE: len(message.raw_body or b""),
         }
         # Where the headers say nothing, whatever the script is in the middle of.
         span = self._tracer.start_span(f"process {label}", parent, SpanKind.CONSUMER, attributes, links)
@@ -180,11 +177,11 @@ class OpenTelemetry:
         began, started = time_ns(), perf_counter()
         rows = claim(*given, **named)
         if rows:
-            attributes = words.about("receive", "receive", destination)
-            self._consumed.add(len(rows), {n: v for n, v in attributes.items() if n != words.OPERATION_TYPE})
+            attributes = about("receive", "receive", destination)
+            self._consumed.add(len(rows), {n: v for n, v in attributes.items() if n != OPERATION_TYPE})
             self._operation.record(perf_counter() - started, attributes)
             span = self._tracer.start_span(
-                f"receive {destination}", None, SpanKind.CLIENT, attributes | {words.BATCH_COUNT: len(rows)},
+                f"receive {destination}", None, SpanKind.CLIENT, attributes | {BATCH_COUNT: len(rows)},
                 start_time=began,
             )  # fmt: skip
             if span.is_recording():
@@ -195,9 +192,9 @@ class OpenTelemetry:
 
     def ack(self, destination: str, ack: Callable[..., Any], connection: Any, seqs: Sequence[int], *given: Any) -> Any:
         """An ack of some messages. Where receive, handler and commit are one transaction there is none."""
-        attributes = words.about("ack", "settle", destination)
+        attributes = about("ack", "settle", destination)
         span = self._tracer.start_span(
-            f"ack {destination}", None, SpanKind.CLIENT, attributes | {words.BATCH_COUNT: len(seqs)}
+            f"ack {destination}", None, SpanKind.CLIENT, attributes | {BATCH_COUNT: len(seqs)}
         )
         started = perf_counter()
         failed: BaseException | None = None
@@ -216,13 +213,13 @@ class OpenTelemetry:
 
         def record(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
             label = sender._meta.label if sender is not None else "(no such queue)"
-            attributes = words.about(verb, "settle", label) | {
-                words.MESSAGE_ID: str(failure.row.id),
-                words.ATTEMPT: failure.attempt,
-                words.VERDICT: str(verdict),
+            attributes = about(verb, "settle", label) | {
+                MESSAGE_ID: str(failure.row.id),
+                ATTEMPT: failure.attempt,
+                VERDICT: str(verdict),
             }
             if failure.consumer is not None:
-                attributes[words.CONSUMER] = failure.consumer.name
+                attributes[CONSUMER] = failure.consumer.name
             parent, links = self._origin(lambda: messages.decode_headers(failure.row.headers))
             span = self._tracer.start_span(f"{verb} {label}", parent, SpanKind.CLIENT, attributes, links)
             _end(span, failure.exception, attributes)
@@ -243,7 +240,7 @@ class OpenTelemetry:
         except UndecodableMessage:
             return None, None
         parent = self._parent(headers)
-        if parent is not None and headers.get(words.NSB_START_NEW_TRACE, "").lower() == "true":
+        if parent is not None and headers.get(NSB_START_NEW_TRACE, "").lower() == "true":
             return Context(), [Link(trace.get_current_span(parent).get_span_context())]
         return parent, None
 
@@ -327,11 +324,52 @@ def _carried() -> Callable[[str], bool]:
 def _end(span: Span, failed: BaseException | None, attributes: dict[str, Any]) -> None:
     """End a span. An error is recorded with its class, which is added to the attributes of the metrics."""
     if failed is not None:
-        attributes[words.ERROR_TYPE] = words.error_type(failed)
-        span.set_attribute(words.ERROR_TYPE, attributes[words.ERROR_TYPE])
+        attributes[ERROR_TYPE] = error_type(failed)
+        span.set_attribute(ERROR_TYPE, attributes[ERROR_TYPE])
         span.set_status(Status(StatusCode.ERROR, one_line(failed)))
         try:
             span.record_exception(failed)
         except Exception as error:  # one that cannot be shown
             log.debug("An exception could not be recorded: %r", error)
     span.end()
+
+
+# The words of OpenTelemetry's messaging conventions that are used here.
+#
+# Written out: in the package of the conventions they are marked as incubating and move between its releases.
+
+
+SYSTEM = "messaging.system"
+OPERATION = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+DESTINATION = "messaging.destination.name"
+CONSUMER = "messaging.consumer.group.name"
+MESSAGE_ID = "messaging.message.id"
+CONVERSATION_ID = "messaging.message.conversation_id"
+BODY_SIZE = "messaging.message.body.size"
+BATCH_COUNT = "messaging.batch.message_count"
+ERROR_TYPE = "error.type"
+#: Ours: 1 for the first attempt.
+ATTEMPT = "queueapp.attempt"
+VERDICT = "queueapp.verdict"
+
+SENT = "messaging.client.sent.messages"
+CONSUMED = "messaging.client.consumed.messages"
+OPERATION_DURATION = "messaging.client.operation.duration"
+PROCESS_DURATION = "messaging.process.duration"
+#: What the conventions ask for, in seconds.
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+
+#: With this header an NServiceBus endpoint asks the handling endpoint to start a new trace.
+NSB_START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
+
+
+def about(operation: str, kind: str, destination: str) -> dict[str, Any]:
+    """The attributes that every span and figure of an operation has."""
+    return {SYSTEM: "queueapp", OPERATION: operation, OPERATION_TYPE: kind, DESTINATION: destination}
+
+
+def error_type(error: BaseException) -> str:
+    """The class of an error by its full name, as ``Span.record_exception`` names it."""
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

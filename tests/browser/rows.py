@@ -13,7 +13,7 @@ from django.db import connection
 from queueapp import messages
 from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
-from queueapp.failures import edit_poison
+from queueapp.failures import poison_operations
 from queueapp.journal.append import journal_of
 from queueapp.models import (
     DISPATCHER,
@@ -153,7 +153,7 @@ def edited() -> None:
     """A poison message that was edited and requeued, and its copy that has failed as well."""
     poison(1, body=b'{"gate": ', queue=Capped._meta.label)
     original = PoisonMessage.objects.latest("pk")
-    copy = edit_poison.edit_and_requeue(original.pk, body=b'{"gate": "B12"}')
+    copy = poison_operations.edit_and_requeue(original.pk, body=b'{"gate": "B12"}')
     poison(1, edit_of=original.message_id, message_id=copy)
     LogEntry.objects.create(
         user=operator(), content_type=ContentType.objects.get_for_model(PoisonMessage), object_id=str(original.pk),

@@ -11,7 +11,7 @@ from django.db import connections
 
 from queueapp import Context
 from queueapp.delayed import dispatch_due
-from queueapp.failures import verdicts
+from queueapp.failures import recoverability
 from queueapp.failures.history import read_failures
 from queueapp.models import Now
 from queueapp.sql import queue_sql
@@ -100,7 +100,9 @@ def test_when_nobody_ever_ends_a_message_should_be_poison_without_another_start(
 
 
 @modes("RS")
-@pytest.mark.parametrize("verdict", [verdicts.RetryNow(), verdicts.RetryLater(timedelta(0))], ids=["now", "later"])
+@pytest.mark.parametrize(
+    "verdict", [recoverability.RetryNow(), recoverability.RetryLater(timedelta(0))], ids=["now", "later"]
+)
 def test_when_a_policy_never_gives_up_should_stop_at_the_limit_of_deliveries(
     endpoint: Endpoint, monkeypatch: Any, verdict: Any
 ) -> None:
@@ -136,9 +138,9 @@ def test_when_cancelled_hand_outs_reach_the_limit_of_deliveries_should_not_be_ha
 def test_when_failures_cannot_be_recorded_in_full_should_harm_no_other_message(endpoint: Endpoint) -> None:
     """Rude handlers and policies among innocent messages: all of them end, each with its own fate."""
     rude: list[Any] = [
-        verdicts.Poison(None),
-        verdicts.Poison("\0"),
-        verdicts.RetryLater(timedelta.max),
+        recoverability.Poison(None),
+        recoverability.Poison("\0"),
+        recoverability.RetryLater(timedelta.max),
         None,
     ]  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from django.db import connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, consumer, delayed
 from queueapp.consuming.registry import registered
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations import subscriptions
@@ -367,12 +367,12 @@ def test_origin_defect_15_a_message_that_is_requeued_has_one_attempt(endpoint: E
     assert [attempt for _, attempt in endpoint.calls] == [1, 2, 3]
 
     rows = endpoint.poison.filter(status=PoisonMessage.Status.UNRESOLVED)
-    assert requeue_poison.requeue(rows) == 1
+    assert poison_operations.requeue(rows) == 1
     worker.pump.wake()
     eventually(lambda: len(endpoint.calls) == 6 and endpoint.poison.count() == 1)
 
     assert [attempt for _, attempt in endpoint.calls] == [1, 2, 3] * 2
-    assert requeue_poison.requeue(rows, reset_counts=False) == 1
+    assert poison_operations.requeue(rows, reset_counts=False) == 1
     worker.pump.wake()
     eventually(lambda: len(endpoint.calls) == 7 and endpoint.poison.count() == 1)
 

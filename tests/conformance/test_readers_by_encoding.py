@@ -17,8 +17,8 @@ from queueapp.consuming.registry import registered
 from queueapp.contrib.tasks.serialization import stored_arguments
 from queueapp.encryption import keyring
 from queueapp.errors import InvalidMessage
-from queueapp.failures import requeue_poison
-from queueapp.failures.edit_poison import edit_and_requeue
+from queueapp.failures import poison_operations
+from queueapp.failures.poison_operations import edit_and_requeue
 from queueapp.journal.replay_reader import Entry
 from queueapp.models import PoisonMessage
 from queueapp.receiving.request_reply import Reply
@@ -83,7 +83,7 @@ def by_journal(queue: Any, row: Any, kit: Kit, monkeypatch: pytest.MonkeyPatch) 
 
 def by_requeue(queue: Any, row: Any, kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Any:
     to_poison(queue, row)
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
     return by_handler(queue, row, kit, monkeypatch)
 
 
@@ -148,7 +148,7 @@ DECODING = {
     "contrib/tasks/serialization.py": "arguments may hold half a surrogate pair",
     "expressions/enqueue_rules.py": "before a body is encoded, and without keys",
     "expressions/paths.py": "of bodies that need no key; refused for others",
-    "failures/edit_poison.py": "a body that is not encoded yet",
+    "failures/poison_operations.py": "a body that is not encoded yet",
     "admin/body_reader.py": "shows the bytes",
     "workers/receiving/handlers.py": "the reader of a kind of messages, looked up once",
 }

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from queueapp import BatchContext, Context, MessageSet, Poison, RetryLater, UndecodableMessage, consumer, set_consumer
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import requeue
 from queueapp.messages import type_name_of
 from queueapp.sql import queue_sql
 from queueapp.sql.message_columns import Outgoing

@@ -20,7 +20,7 @@ from django.db import connection
 
 from queueapp import Context, consumer, message_type
 from queueapp.consuming.registry import registered
-from queueapp.failures import apply_verdict, poison_archive, requeue_poison
+from queueapp.failures import apply_verdict, poison_operations
 from queueapp.failures.history import ProcessDied
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import Worker, eventually, real_commits
@@ -197,7 +197,7 @@ def test_what_was_delayed_retried_and_requeued_is_still_in_their_wire_format(end
         eventually(PoisonMessage.objects.exists)
     finally:
         worker.stop()
-    requeue_poison.requeue(poison_archive.find())
+    poison_operations.requeue(poison_operations.find())
 
     received = endpoints(Interop).receive()
 

@@ -14,7 +14,7 @@ from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 from queueapp import notifier
-from queueapp.failures import poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import PoisonMessage
 from queueapp.sending.isolation import close_isolated
 from queueapp.sql import backend_of
@@ -255,7 +255,7 @@ def test_what_is_requeued_wakes(ear: Ear) -> None:
         [PoisonMessage(queue="testapp.Leased", message_id="0" * 32, reason="tests") for _ in range(2)]
     )
 
-    requeue_poison.requeue(poison_archive.find())
+    poison_operations.requeue(poison_operations.find())
 
     assert ear.heard() == ["testapp.Leased"]
 

@@ -22,7 +22,7 @@ from queueapp.contrib.celery import poison as buried
 from queueapp.contrib.celery import result_rows, topology
 from queueapp.contrib.celery.in_flight import LeasedMessage
 from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue
-from queueapp.failures import apply_verdict, poison_archive, requeue_poison, verdicts
+from queueapp.failures import apply_verdict, poison_operations, recoverability
 from queueapp.journal import retention
 from queueapp.models import (
     DelayedMessage,
@@ -192,7 +192,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         for attempt in range(5):
             verdict = apply_verdict.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
             assert verdict is not None
-            if isinstance(verdict, verdicts.RetryLater):
+            if isinstance(verdict, recoverability.RetryLater):
                 assert delayed.make_due(DelayedMessage.objects.all()) >= 1
                 assert delayed.dispatch_due("default", 10).moved >= 1
                 seq = max(Leased.objects.values_list("seq", flat=True))
@@ -211,7 +211,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         leadership = Elector("default", "test", uuid.uuid4())
         assert leadership.try_lead()
         leadership.resign()
-        assert poison_archive.drop_old(timedelta(hours=1)) == 0
+        assert poison_operations.drop_old(timedelta(hours=1)) == 0
         with refused():
             PoisonMessage.objects.update(reason="forged")
     assert Leader.objects.get(role="test").term == 1
@@ -258,8 +258,8 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
     with acting_as("inspector", "operator"):
         control.pause(Leased)
         assert control.purge(Leased).deleted == 1
-        assert requeue_poison.requeue(PoisonMessage.objects.filter(message_id="0" * 32)) == 1
-        assert poison_archive.archive(poison_archive.find()) == 1
+        assert poison_operations.requeue(PoisonMessage.objects.filter(message_id="0" * 32)) == 1
+        assert poison_operations.archive(poison_operations.find()) == 1
         control.resume(Leased)
         with refused():
             Subscriber.objects.all().delete()

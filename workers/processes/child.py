@@ -401,14 +401,13 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
     from queueapp.models import DISPATCHER, MAINTENANCE
     from queueapp.models.queue import holds
     from queueapp.services.connection_timeouts import ConnectionWatchdog
-    from queueapp.services.delayed_dispatcher import DelayedDispatcher
+    from queueapp.services.delayed_dispatcher import DelayedDispatcher, Forwarder
     from queueapp.services.expression_evaluator import ExpressionEvaluator
-    from queueapp.services.forwarder import Forwarder
     from queueapp.services.journal_service import JournalService, has_work
     from queueapp.services.leader_election import Elector, role_name
     from queueapp.services.listener import Listener
     from queueapp.services.maintenance import AlertEvaluator, Maintenance
-    from queueapp.services.service_heartbeat import ServiceHeartbeat
+    from queueapp.services.subscriber_rows import ServiceHeartbeat
 
     from .crash_recovery import FAILED
 

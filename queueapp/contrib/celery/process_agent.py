@@ -29,14 +29,12 @@ from ...circuit_breaker import Breaker, CircuitBreaker
 from ...conf import settings
 from ...models import DISPATCHER, MAINTENANCE, QueueControl, Subscriber
 from ...services.connection_timeouts import ConnectionWatchdog, ResponseDeadline
-from ...services.delayed_dispatcher import DelayedDispatcher
-from ...services.forwarder import Forwarder
+from ...services.delayed_dispatcher import DelayedDispatcher, Forwarder
 from ...services.leader_election import Elector, role_name
 from ...services.listener import Listener
 from ...services.maintenance import Maintenance
 from ...services.service import Service, stop_all
-from ...services.service_heartbeat import ServiceHeartbeat
-from ...services.subscriber_rows import breakers_json, heartbeat
+from ...services.subscriber_rows import ServiceHeartbeat, breakers_json, heartbeat
 from . import topology
 from .in_flight import Leases
 from .models import BrokerQueue

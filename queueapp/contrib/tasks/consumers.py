@@ -24,7 +24,7 @@ from ...consuming.registration import ConsumerResolver, Registration
 from ...consuming.registry import registered
 from ...errors import InvalidOption, QueueNotFound, UndecodableMessage
 from ...failures.policy import accepted, default_policy
-from ...failures.verdicts import RetryLater, RetryNow, Verdict
+from ...failures.recoverability import RetryLater, RetryNow, Verdict
 from ...models import Semantics
 from ...sql.claims import HEADERS
 from . import result_reader, result_store

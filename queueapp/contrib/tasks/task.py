@@ -12,8 +12,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from ...errors import InvalidOption
-from ...failures.recoverability import OPTIONS
-from ...failures.verdicts import Verdict
+from ...failures.recoverability import OPTIONS, Verdict
 from ...options import read_all
 from .compat import InvalidTask, Task
 

@@ -12,8 +12,7 @@ from ... import registry
 from ...errors import InvalidOption
 from ...models.delivery.topics import POINTS, Point, point_of, underlying_topic
 from ...topics.backfill import Filled, QueueFeeder, is_over_journal
-from ..base_command import OperatorCommand
-from ..progress import Progress
+from ..base_command import OperatorCommand, Progress
 
 #: Entries that are counted for the progress bar.
 COUNTED = 1_000_000

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...errors import QueueNotFound
-from ...failures import requeue_poison
+from ...failures import poison_operations
 from ..base_command import OperatorCommand, counted
 from .listpoison import add_selection, selected
 
@@ -50,7 +50,7 @@ class Command(OperatorCommand):
                 self.stdout.write(f"{rows.count()} poison messages would be requeued.")
                 return
             with self.counting("requeued", _stopped) as progress:
-                done = requeue_poison.requeue(
+                done = poison_operations.requeue(
                     rows, to=to, reset_counts=not options["keep_counts"], progress=progress.at
                 )
         except QueueNotFound as error:

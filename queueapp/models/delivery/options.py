@@ -11,7 +11,7 @@ from typing import Any
 from ... import messages
 from ...conf import MAX_CONCURRENCY
 from ...failures.recoverability import OPTIONS as RECOVERABILITY
-from ...failures.verdicts import Verdict
+from ...failures.recoverability import Verdict
 from ...messages.body_filters import NAMES
 from ...options import Option
 from .expire_actions import Drop, OnExpired

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections
 
 from queueapp import Context, Drop, Leasing, overrides, signals
-from queueapp.failures import verdicts
+from queueapp.failures import recoverability
 from queueapp.models import Now, Subscriber
 from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
@@ -139,7 +139,7 @@ def test_max_deliveries_should_end_as_the_queue_wants(endpoint: Endpoint, monkey
     def act(message: Note, context: Context) -> None:
         raise ValueError
 
-    endpoint.handle(act, policy=lambda failure: verdicts.RetryNow())
+    endpoint.handle(act, policy=lambda failure: recoverability.RetryNow())
     identity = endpoint.send(1)
     endpoint.start()
 

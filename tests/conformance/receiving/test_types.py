@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from queueapp import Consumer, InvalidOption, consumer, message_type, publish, upcast
 from queueapp.consuming.registry import registered
-from queueapp.failures import poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.messages import NSB_TYPES, encode_headers, new_id, type_name
 from queueapp.models import DelayedMessage, PoisonMessage
 from tests.conformance.endpoint import Endpoint, modes
@@ -200,7 +200,7 @@ def test_what_is_delayed_or_poison_under_former_names_reaches_the_renamed_consum
     noted(Addressed, Renamed, "new.consumer", calls, aliases=["old.consumer", "older.consumer"])
     noted(Addressed, Renamed, "beside", calls)
     work(Addressed, dispatcher=True)
-    assert requeue_poison.requeue(poison_archive.find()) == 1
+    assert poison_operations.requeue(poison_operations.find()) == 1
     Addressed.send(Renamed(4), recipient="old.consumer")  # known, under the name that it had
 
     eventually(lambda: not Addressed.objects.exists() and len(calls) == 4)

@@ -30,7 +30,7 @@ from queueapp import (
     publish_many,
 )
 from queueapp.consuming.registry import registered
-from queueapp.failures import poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.failures.poison_store import insert_poison
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, MessageKey, Now, PoisonMessage, ProcessedMessage
@@ -293,7 +293,7 @@ def test_poison_does_not_wait_and_a_requeued_message_does() -> None:
         message_id=identity, queue=Keyed._meta.label, headers=row.headers, body=row.body, reason="x"
     )
     Keyed.objects.all().delete()
-    assert requeue_poison.requeue(poison_archive.find()) == 1
+    assert poison_operations.requeue(poison_operations.find()) == 1
     Keyed.send(body(2, "a"))
     assert there(Keyed) == [1]
 
@@ -575,7 +575,7 @@ def test_requeued_poison_keeps_its_key_for_longer_than_an_hour(queue: Any) -> No
     MessageKey.objects.update(changed_at=Now() - 2 * HOUR)
     inbox.run_maintenance("default", lambda: True)
 
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
 
     assert queue.send(body(2, "k"), **given, on_conflict="ignore") == first
     assert queue.objects.count() == 1
@@ -586,10 +586,10 @@ def test_poison_stays_poison_while_another_message_with_its_key_waits() -> None:
     old = poisoned(Keyed)
     Keyed.send(body(2, "k"))
 
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 0
-    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Keyed) == 0
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 0
+    assert poison_operations.requeue(PoisonMessage.objects.all(), to=Keyed) == 0
     Keyed.objects.all().delete()
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
 
     assert Keyed.objects.get().id == old.message_id
 
@@ -601,9 +601,9 @@ def test_requeue_to_a_queue_with_keys_admits_one_message_of_each_key() -> None:
         KeyedTransactional.send(body(number, "k"))
         poisoned(KeyedTransactional)
 
-    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Keyed) == 0
+    assert poison_operations.requeue(PoisonMessage.objects.all(), to=Keyed) == 0
     Keyed.objects.all().delete()
-    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Keyed) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all(), to=Keyed) == 1
 
     assert Keyed.objects.get().id != waiting
 

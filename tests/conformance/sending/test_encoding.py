@@ -29,7 +29,7 @@ from queueapp import (
 from queueapp.consuming.registry import registered
 from queueapp.encryption import erase_subject, keyring, rewrap_subject_keys
 from queueapp.errors import ErasedMessage
-from queueapp.failures import edit_poison, poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.flow.filters import SubscriberFilter
 from queueapp.messages import body_filters
 from queueapp.models import DelayedMessage, PoisonMessage, SubjectKey
@@ -183,9 +183,9 @@ def test_a_poison_message_stays_encrypted_and_is_requeued_and_edited(queue: Any,
     while len(calls) < 4:
         calls.append(None)
 
-    assert requeue_poison.requeue(poison_archive.find().filter(number=first.number)) == 1
+    assert poison_operations.requeue(poison_operations.find().filter(number=first.number)) == 1
     plain = messages.encode(Parcel(9, "edited"), None, queue.delivery.message_type)[1]
-    new = edit_poison.edit_and_requeue(second.number, body=plain)
+    new = poison_operations.edit_and_requeue(second.number, body=plain)
 
     eventually(lambda: Parcel(9, "edited") in calls[4:])
     eventually(lambda: [one.number for one in calls[4:]].count(9) == 1 and len(calls) >= 6)
@@ -204,9 +204,9 @@ def test_an_edit_of_headers_alone_encrypts_the_body_for_the_copy_and_keeps_it_en
     headers = messages.decode_headers(row.headers)
     for change in ({"content-type": messages.JSON}, {"encryption-key": "old"}):
         with pytest.raises(InvalidMessage, match="locked"):
-            edit_poison.edit_and_requeue(kept.number, headers=headers | change)
+            poison_operations.edit_and_requeue(kept.number, headers=headers | change)
 
-    edit_poison.edit_and_requeue(kept.number, headers=headers | {"more": "x"})
+    poison_operations.edit_and_requeue(kept.number, headers=headers | {"more": "x"})
 
     copy = Secret.objects.get()
     assert bytes(copy.body) != bytes(row.body)
@@ -289,7 +289,7 @@ def test_a_key_that_is_missing_fails_attempts_and_is_found_after_a_requeue(keys:
     assert kept.exception_type == "queueapp.errors.KeyMissing"
     assert "'new' is not in QUEUEAPP.KEYRING" in kept.reason
     keys["new"] = KEYS["new"]
-    assert requeue_poison.requeue(poison_archive.find()) == 1
+    assert poison_operations.requeue(poison_operations.find()) == 1
 
     eventually(lambda: calls == [Parcel(1)])
 
@@ -345,7 +345,7 @@ def test_what_was_sent_for_an_erased_subject_is_discarded_and_never_retried(queu
 
     assert erase_subject("ada") == 1
     assert erase_subject("ada") == 0
-    requeue_poison.requeue(poison_archive.find())
+    poison_operations.requeue(poison_operations.find())
     queue.send(Parcel(7), headers=ada)  # it is back, with another key
     work(queue, dispatcher=True)
 

@@ -18,8 +18,8 @@ from queueapp import InvalidMessage, delayed, messages, publish, publish_many
 from queueapp.checks import check_dedupe
 from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.errors import InvalidOption
-from queueapp.failures import requeue_poison
-from queueapp.failures.edit_poison import edit_and_requeue
+from queueapp.failures import poison_operations
+from queueapp.failures.poison_operations import edit_and_requeue
 from queueapp.failures.poison_store import insert_poison
 from queueapp.models import DelayedMessage, MessageKey, PoisonMessage
 from queueapp.operations import move_messages
@@ -100,7 +100,7 @@ def by_dispatch(queue: Any) -> Callable[[], Any]:
 
 def by_requeue(queue: Any) -> Callable[[], Any]:
     poisoned(queue, 2)
-    return lambda: requeue_poison.requeue(PoisonMessage.objects.all())
+    return lambda: poison_operations.requeue(PoisonMessage.objects.all())
 
 
 def by_requeue_to(queue: Any) -> Callable[[], Any]:
@@ -291,8 +291,7 @@ INSERTING = {
     "delayed/dispatch.py": "by_dispatch",
     "delayed/forward.py": "queueapp.E087",
     "failures/apply_verdict.py": "the message was in this queue",
-    "failures/edit_poison.py": "by_edit",
-    "failures/requeue_poison.py": "by_requeue",
+    "failures/poison_operations.py": "by_requeue, by_edit",
     "operations/move_messages.py": "by_move",
     "sending/bulk.py": "by_send_many",
     "sending/early_acks.py": "by_send_many",

@@ -22,7 +22,7 @@ from django.db import connections, transaction
 
 from queueapp import Context, consumer, registry
 from queueapp.failures.policy import Failure, default_policy
-from queueapp.failures.verdicts import Verdict
+from queueapp.failures.recoverability import Verdict
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from . import ledger, starts

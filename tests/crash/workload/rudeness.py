@@ -24,7 +24,7 @@ from django.apps import apps
 from django.db import Error, IntegrityError, connection, connections, transaction
 
 from queueapp import Context
-from queueapp.failures.verdicts import Poison, RetryLater, Verdict
+from queueapp.failures.recoverability import Poison, RetryLater, Verdict
 
 #: A second alias of the same database, on which every thread has a session of its own.
 ELSEWHERE = "elsewhere"

@@ -21,7 +21,7 @@ from django.test import Client
 from django.urls import reverse
 
 from queueapp import delayed
-from queueapp.failures import poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
 from queueapp.operations import control
 from tests.queueapp.failures.test_requeueing import somebody_else
@@ -120,7 +120,7 @@ def test_of_two_who_act_on_a_poison_message_one_does_and_the_other_is_told(
 
 def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, Client]) -> None:
     (number,) = buried()
-    with somebody_else(lambda: requeue_poison.requeue(poison_archive.find([number]))):
+    with somebody_else(lambda: poison_operations.requeue(poison_operations.find([number]))):
         answer = press(both[0], PoisonMessage, "requeue", number)
     assert notes(answer) == [
         "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not "
@@ -131,7 +131,7 @@ def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, 
 
 def test_who_asks_about_a_message_that_is_gone_by_then_is_told_and_not_asked(both: tuple[Client, Client]) -> None:
     gone, left = buried(2)
-    requeue_poison.requeue(poison_archive.find([gone]))
+    poison_operations.requeue(poison_operations.find([gone]))
     data = {"action": "requeue", "_selected_action": [gone]}
     answer = both[0].post(url(PoisonMessage), data, follow=True)
     assert notes(answer) == [
@@ -166,7 +166,7 @@ def test_requeued_here_and_elsewhere_it_goes_to_one_of_the_two(both: tuple[Clien
 def test_requeuepoison_says_of_what_another_operator_has_changed_that_it_changed() -> None:
     theirs, ours = buried(2)
     with (
-        somebody_else(lambda: requeue_poison.requeue(poison_archive.find([theirs]), to=Urgent)),
+        somebody_else(lambda: poison_operations.requeue(poison_operations.find([theirs]), to=Urgent)),
         pytest.raises(CommandError, match=r"^1 selected message changed meanwhile \(see listpoison\)\.$"),
     ):
         call_command("requeuepoison", str(theirs), str(ours), stdout=StringIO())

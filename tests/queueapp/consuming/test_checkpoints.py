@@ -16,7 +16,7 @@ from queueapp import Context, InvalidMessage, LeaseLost, Poison, PublishTo, Queu
 from queueapp.consuming.registry import registered
 from queueapp.encryption import keyring
 from queueapp.errors import NoCheckpoint
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import requeue
 from queueapp.messages.checkpoints import MAX_CHECKPOINT, read_checkpoint, take_checkpoint, with_checkpoint
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.testing import Kit

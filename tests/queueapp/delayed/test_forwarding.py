@@ -13,7 +13,7 @@ from django.db import IntegrityError, connections, transaction
 from django.test import override_settings
 
 from queueapp import InvalidMessage, delayed
-from queueapp.failures import edit_poison, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
 from queueapp.operations import statistics
 from queueapp.sql.message_columns import COUNTS, MESSAGE_COLUMNS
@@ -273,7 +273,7 @@ def test_one_that_its_queue_refuses_is_poison_here_and_the_others_arrive(two: Tw
     assert [one.queue for one in statistics.queue_stats() if "no such queue" in one.note] == []
 
     two.there.execute("ALTER TABLE testapp_transactional DROP CONSTRAINT refusing")
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
     assert not PoisonMessage.objects.exists()
     assert forward() == (1, 0, 0)
     assert refused in {row.id for row in there()}
@@ -295,8 +295,8 @@ def test_a_mended_copy_is_forwarded_as_well() -> None:
     lost = PoisonMessage.objects.get()
 
     with pytest.raises(LookupError), override_settings(DATABASE_ROUTERS=[]):
-        edit_poison.edit_and_requeue(lost.pk, body=b"{}")
-    new = edit_poison.edit_and_requeue(lost.pk, body=b"{}")
+        poison_operations.edit_and_requeue(lost.pk, body=b"{}")
+    new = poison_operations.edit_and_requeue(lost.pk, body=b"{}")
 
     assert DelayedMessage.objects.get().message_id == new
 

@@ -14,8 +14,8 @@ from django.test import override_settings
 
 from queueapp import delayed
 from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
-from queueapp.services import forwarder as services
-from queueapp.services.forwarder import SWEEP_INTERVAL, SWEEP_PERIOD, Forwarder
+from queueapp.services import delayed_dispatcher as services
+from queueapp.services.delayed_dispatcher import SWEEP_INTERVAL, SWEEP_PERIOD, Forwarder
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
 from tests.queueapp.delayed.forwarded import ADDRESS, HOUR, NOW, failing, forward, healthy, keep, old_notes, there

@@ -19,8 +19,7 @@ from queueapp import delayed
 from queueapp.circuit_breaker import State
 from queueapp.models import DelayedMessage, ForwardedMessage, Now
 from queueapp.operations import statistics
-from queueapp.services.delayed_dispatcher import DelayedDispatcher
-from queueapp.services.forwarder import Forwarder
+from queueapp.services.delayed_dispatcher import DelayedDispatcher, Forwarder
 from queueapp.services.service import stop_all
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.rig.waiting import wait_until

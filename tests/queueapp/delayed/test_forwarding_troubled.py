@@ -18,10 +18,9 @@ from django.test.utils import CaptureQueriesContext
 
 from queueapp import delayed, signals
 from queueapp.delayed import SqlDelayedStore
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import DelayedMessage, ForwardedMessage, Now, PoisonMessage
-from queueapp.services.delayed_dispatcher import DelayedDispatcher
-from queueapp.services.forwarder import Forwarder
+from queueapp.services.delayed_dispatcher import DelayedDispatcher, Forwarder
 from queueapp.services.service import stop_all
 from tests.crash.rig.two_databases import TwoDatabases
 from tests.crash.workload.routes import WAREHOUSE, Routes
@@ -248,7 +247,7 @@ def test_poison_that_is_sent_to_a_queue_of_another_database_is_forwarded(two: Tw
     )
     PoisonMessage.objects.bulk_create([poison_of])
 
-    assert requeue_poison.requeue(PoisonMessage.objects.all(), to=Transactional) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all(), to=Transactional) == 1
 
     assert two.here.execute("SELECT count(*) FROM testapp_transactional") == [(0,)]
     assert DelayedMessage.objects.get().destination == ADDRESS

@@ -11,8 +11,8 @@ from django.db import connections, transaction
 
 from queueapp import InvalidMessage, MessageNotFound, QueueNotFound, messages
 from queueapp.errors import UndecodableMessage
-from queueapp.failures import apply_verdict, poison_archive, requeue_poison, verdicts
-from queueapp.failures.edit_poison import edit_and_requeue
+from queueapp.failures import apply_verdict, poison_operations, recoverability
+from queueapp.failures.poison_operations import edit_and_requeue
 from queueapp.models import Now, PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased, Transactional
@@ -56,11 +56,8 @@ def test_an_edited_message_is_neither_edited_nor_requeued_nor_archived_nor_resto
     with pytest.raises(MessageNotFound, match=f"Poison message {buried.number} is edited: only unresolved ones"):
         edit_and_requeue(buried.number, body=b"2")
     everything = PoisonMessage.objects.all()
-    assert [act(everything) for act in (requeue_poison.requeue, poison_archive.archive, poison_archive.restore)] == [
-        0,
-        0,
-        0,
-    ]
+    for act in (poison_operations.requeue, poison_operations.archive, poison_operations.restore):
+        assert act(everything) == 0
     assert Leased.objects.count() == 1
 
 
@@ -134,7 +131,7 @@ def test_a_copy_that_fails_again_says_in_poison_what_it_was_edited_from() -> Non
 
     verdict = apply_verdict.fail(Leased, "default", seq, UndecodableMessage("no"), consumer=None, token=None)
 
-    assert isinstance(verdict, verdicts.Poison)
+    assert isinstance(verdict, recoverability.Poison)
     assert PoisonMessage.objects.get(status=Status.UNRESOLVED).edit_of == buried.message_id
 
 

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from queueapp import Context, QueueNotFound, consumer
 from queueapp.consuming.registry import registered
-from queueapp.failures import edit_poison, poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.failures.history import attempts_of, read_failures
 from queueapp.models import Now, PoisonMessage
 from tests.databases import statements_of
@@ -48,7 +48,7 @@ def bury(count: int = 1, queue: Any = Leased, **columns: Any) -> list[PoisonMess
 def test_a_requeued_message_is_back_in_its_queue_as_it_was_and_new() -> None:
     (buried,) = bury(correlation_id="c", reply_to_address="r")
 
-    assert requeue_poison.requeue(poison_archive.find()) == 1
+    assert poison_operations.requeue(poison_operations.find()) == 1
 
     row = Leased.objects.get()
     assert (row.id, row.headers, row.body) == (buried.message_id, '{"k":"v"}', b"0")
@@ -58,11 +58,11 @@ def test_a_requeued_message_is_back_in_its_queue_as_it_was_and_new() -> None:
 
 
 def test_many_are_requeued_in_batches_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requeue_poison, "BATCH", 4)
+    monkeypatch.setattr(poison_operations, "BATCH", 4)
     bury(10)
     told: list[int] = []
 
-    assert requeue_poison.requeue(poison_archive.find(), progress=told.append) == 10
+    assert poison_operations.requeue(poison_operations.find(), progress=told.append) == 10
 
     assert told == [4, 8, 10]
     assert [row.body for row in Leased.objects.order_by("seq")] == [b"%d" % number for number in range(10)]
@@ -71,7 +71,7 @@ def test_many_are_requeued_in_batches_in_their_order(monkeypatch: pytest.MonkeyP
 def test_what_fails_again_at_once_is_not_requeued_once_more() -> None:
     bury(2)
 
-    assert requeue_poison.requeue(poison_archive.find(), progress=lambda done: bury() and None) == 2
+    assert poison_operations.requeue(poison_operations.find(), progress=lambda done: bury() and None) == 2
 
     assert PoisonMessage.objects.count() == 1
 
@@ -81,7 +81,7 @@ def test_each_goes_to_the_queue_it_came_from_or_was_meant_for() -> None:
     bury(3, Transactional)
     bury(1, Leased, destination="testapp.Transactional")
 
-    assert requeue_poison.requeue(poison_archive.find()) == 6
+    assert poison_operations.requeue(poison_operations.find()) == 6
 
     assert (Leased.objects.count(), Transactional.objects.count()) == (2, 4)
 
@@ -89,7 +89,7 @@ def test_each_goes_to_the_queue_it_came_from_or_was_meant_for() -> None:
 def test_they_may_be_sent_elsewhere() -> None:
     bury(2, Leased)
 
-    assert requeue_poison.requeue(poison_archive.find(), to=Transactional) == 2
+    assert poison_operations.requeue(poison_operations.find(), to=Transactional) == 2
 
     assert Transactional.objects.count() == 2
 
@@ -98,8 +98,8 @@ def test_only_what_was_asked_for_goes() -> None:
     first, second, third = bury(3)
     PoisonMessage.objects.filter(pk=third.pk).update(group_key="g")
 
-    assert requeue_poison.requeue(poison_archive.find([first.number])) == 1
-    assert requeue_poison.requeue(poison_archive.find(group_key="g")) == 1
+    assert poison_operations.requeue(poison_operations.find([first.number])) == 1
+    assert poison_operations.requeue(poison_operations.find(group_key="g")) == 1
 
     assert PoisonMessage.objects.get().pk == second.pk
 
@@ -107,7 +107,7 @@ def test_only_what_was_asked_for_goes() -> None:
 def test_a_message_whose_time_was_over_is_handled_when_it_is_requeued() -> None:
     bury(expires=Now() - HOUR)
 
-    requeue_poison.requeue(poison_archive.find())
+    poison_operations.requeue(poison_operations.find())
 
     assert Leased.objects.get().expires is None
     with Leased.receive() as batch:
@@ -120,7 +120,7 @@ def test_a_queue_that_is_no_more_is_named_and_its_messages_stay() -> None:
     PoisonMessage.objects.filter(pk=PoisonMessage.objects.earliest("number").pk).update(queue="gone.Queue")
 
     with pytest.raises(QueueNotFound, match=r"gone\.Queue"):
-        requeue_poison.requeue(poison_archive.find())
+        poison_operations.requeue(poison_operations.find())
 
     assert PoisonMessage.objects.count() == 2
     assert not Leased.objects.exists()
@@ -138,7 +138,7 @@ def test_counts_may_be_kept_and_leave_one_attempt(monkeypatch: pytest.MonkeyPatc
     bury(consumer="four", attempts=1)
     bury(consumer="unknown", attempts=0)
 
-    requeue_poison.requeue(poison_archive.find(), reset_counts=False)
+    poison_operations.requeue(poison_operations.find(), reset_counts=False)
 
     rows = list(Leased.objects.order_by("seq"))
     assert [attempts_of(row.failures) for row in rows] == [3, 2, 0, 0]
@@ -153,7 +153,7 @@ def test_of_two_who_requeue_together_one_moves_a_message() -> None:
 
     def run() -> None:
         start.wait(30)
-        moved.append(requeue_poison.requeue(poison_archive.find()))
+        moved.append(poison_operations.requeue(poison_operations.find()))
         connections.close_all()
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -171,7 +171,7 @@ def test_what_goes_wrong_in_the_middle_moves_nothing_of_that_batch(monkeypatch: 
     monkeypatch.setattr(statements_of(connections["default"], "inserts"), "insert_from", lambda *given, **options: 1)
 
     with pytest.raises(RuntimeError, match=r"copied 1 messages into testapp\.Leased but removed 2"):
-        requeue_poison.requeue(poison_archive.find())
+        poison_operations.requeue(poison_operations.find())
 
     assert PoisonMessage.objects.count() == 2
 
@@ -180,7 +180,7 @@ def test_requeueing_may_be_part_of_the_callers_transaction() -> None:
     bury(2)
 
     with transaction.atomic():
-        assert requeue_poison.requeue(poison_archive.find()) == 2
+        assert poison_operations.requeue(poison_operations.find()) == 2
         transaction.set_rollback(True)
 
     assert PoisonMessage.objects.count() == 2
@@ -193,23 +193,23 @@ def test_requeueing_may_be_part_of_the_callers_transaction() -> None:
 def test_an_archived_message_is_neither_found_nor_requeued_until_it_is_restored() -> None:
     bury(2)
 
-    assert poison_archive.archive(poison_archive.find()) == 2
-    assert poison_archive.archive(poison_archive.find()) == 0
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 0
+    assert poison_operations.archive(poison_operations.find()) == 2
+    assert poison_operations.archive(poison_operations.find()) == 0
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 0
 
-    assert poison_archive.restore(PoisonMessage.objects.all()) == 2
+    assert poison_operations.restore(PoisonMessage.objects.all()) == 2
     assert list(PoisonMessage.objects.values_list("archived_at", flat=True)) == [None, None]
-    assert requeue_poison.requeue(poison_archive.find()) == 2
+    assert poison_operations.requeue(poison_operations.find()) == 2
 
 
 def test_only_archived_and_edited_messages_whose_retention_is_over_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poison_archive, "BATCH", 2)
+    monkeypatch.setattr(poison_operations, "BATCH", 2)
     *old, new, unresolved = bury(5)
-    poison_archive.archive(poison_archive.find([row.number for row in (*old[:2], new)]))
-    edit_poison.edit_and_requeue(old[2].number, body=b"9")
+    poison_operations.archive(poison_operations.find([row.number for row in (*old[:2], new)]))
+    poison_operations.edit_and_requeue(old[2].number, body=b"9")
     PoisonMessage.objects.filter(pk__in=[row.pk for row in old]).update(archived_at=Now() - 2 * HOUR)
     PoisonMessage.objects.filter(pk=unresolved.pk).update(failed_at=Now() - 100 * HOUR)
 
-    assert [poison_archive.drop_old(HOUR), poison_archive.drop_old(HOUR), poison_archive.drop_old(HOUR)] == [2, 1, 0]
+    assert [poison_operations.drop_old(HOUR) for _ in range(3)] == [2, 1, 0]
 
     assert set(PoisonMessage.objects.values_list("pk", flat=True)) == {new.pk, unresolved.pk}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, router, transaction
 
-from queueapp.failures import poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import Now, PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.queueapp.failures.test_poison import HOUR, bury
@@ -27,7 +27,7 @@ def test_an_expiry_that_is_still_to_come_is_kept_and_one_that_is_over_is_dropped
     bury(1, expires=Now() - HOUR)
     bury(1)
 
-    assert requeue_poison.requeue(poison_archive.find()) == 3
+    assert poison_operations.requeue(poison_operations.find()) == 3
 
     assert list(Leased.objects.order_by("seq").values_list("expires", flat=True)) == [LATER, None, None]
 
@@ -62,12 +62,12 @@ def test_what_somebody_else_archives_meanwhile_is_left_as_it_is(reset: bool) -> 
     before = PoisonMessage.objects.get(pk=archived.pk)
 
     with (
-        somebody_else(lambda: poison_archive.archive(poison_archive.find([archived.number]))),
+        somebody_else(lambda: poison_operations.archive(poison_operations.find([archived.number]))),
         transaction.atomic(),
         connection.cursor() as cursor,
     ):
         cursor.execute("SET LOCAL lock_timeout = '3s'")
-        assert requeue_poison.requeue(poison_archive.find(), reset_counts=reset) == 1
+        assert poison_operations.requeue(poison_operations.find(), reset_counts=reset) == 1
 
     after = PoisonMessage.objects.get()
     assert after.status == Status.ARCHIVED
@@ -86,12 +86,12 @@ def test_what_somebody_has_archived_by_the_time_of_the_lock_is_left_as_it_is(res
         # On SQL Server the lock is a hint, and on every database this is the first statement that locks anything.
         if ("FOR UPDATE" in sql or "UPDLOCK" in sql) and not done:
             done.append(True)
-            with somebody_else(lambda: poison_archive.archive(poison_archive.find([archived.number]))):
+            with somebody_else(lambda: poison_operations.archive(poison_operations.find([archived.number]))):
                 pass
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(archive_first):
-        assert requeue_poison.requeue(poison_archive.find(), reset_counts=reset) == 1
+        assert poison_operations.requeue(poison_operations.find(), reset_counts=reset) == 1
 
     assert done
     assert PoisonMessage.objects.get().status == Status.ARCHIVED
@@ -102,7 +102,7 @@ def test_a_queue_with_a_limit_of_deliveries_leaves_one_hand_out(monkeypatch: pyt
     monkeypatch.setattr(Leased.delivery, "max_deliveries", 3)
     bury(attempts=5, deliveries=9, cancels=2)
 
-    requeue_poison.requeue(poison_archive.find(), reset_counts=False)
+    poison_operations.requeue(poison_operations.find(), reset_counts=False)
 
     assert Leased.objects.get().deliveries == 2
 
@@ -112,7 +112,7 @@ def test_what_came_from_a_queue_that_is_no_more_may_go_elsewhere_with_its_counts
     (kept,) = bury(attempts=9)
     PoisonMessage.objects.update(queue="gone.Queue")
 
-    assert requeue_poison.requeue(poison_archive.find(), to=Leased, reset_counts=False) == 1
+    assert poison_operations.requeue(poison_operations.find(), to=Leased, reset_counts=False) == 1
 
     assert Leased.objects.get().id == kept.message_id
 
@@ -142,7 +142,7 @@ def test_poison_is_requeued_where_it_is_written(replica: pytest.MonkeyPatch, res
         [PoisonMessage(queue="testapp.Transactional", message_id="0" * 32, reason="tests")]
     )
 
-    assert requeue_poison.requeue(PoisonMessage.objects.all(), reset_counts=reset) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all(), reset_counts=reset) == 1
 
     replica.undo()
     assert Transactional.objects.count() == 1
@@ -152,13 +152,13 @@ def test_a_message_that_goes_into_a_queue_with_fewer_levels_gets_the_nearest() -
     for priority in (7, 2, -1):
         bury(1, priority=priority)
 
-    assert requeue_poison.requeue(poison_archive.find(), to=Urgent) == 3
+    assert poison_operations.requeue(poison_operations.find(), to=Urgent) == 3
 
     assert list(Urgent.objects.order_by("seq").values_list("priority", flat=True)) == [2, 2, 0]
 
 
 def test_of_several_operators_at_once_each_message_goes_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.failures.requeue_poison.BATCH", 3)
+    monkeypatch.setattr("queueapp.failures.poison_operations.BATCH", 3)
     bury(60)
     start = threading.Barrier(4)
     done: list[int] = []
@@ -171,11 +171,11 @@ def test_of_several_operators_at_once_each_message_goes_with_one(monkeypatch: py
             connections.close_all()
 
     acts = [
-        lambda: requeue_poison.requeue(poison_archive.find()),
-        lambda: requeue_poison.requeue(poison_archive.find(), reset_counts=False),
-        lambda: requeue_poison.requeue(poison_archive.find(), to=Urgent),
-        lambda: poison_archive.archive(
-            poison_archive.find(list(PoisonMessage.objects.values_list("number", flat=True)[20:30]))
+        lambda: poison_operations.requeue(poison_operations.find()),
+        lambda: poison_operations.requeue(poison_operations.find(), reset_counts=False),
+        lambda: poison_operations.requeue(poison_operations.find(), to=Urgent),
+        lambda: poison_operations.archive(
+            poison_operations.find(list(PoisonMessage.objects.values_list("number", flat=True)[20:30]))
         ),
     ]
     threads = [threading.Thread(target=press, args=(act,)) for act in acts]

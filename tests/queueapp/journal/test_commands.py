@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp import publish
-from queueapp.management.progress import Progress
+from queueapp.management.base_command import Progress
 from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage
 from queueapp.operations import control
 from queueapp.topics.backfill import QueueFeeder

@@ -140,7 +140,7 @@ def test_a_long_command_that_is_interrupted_says_how_far_it_came(
     monkeypatch: pytest.MonkeyPatch, command: list[str], said: str, left: tuple[int, int, int]
 ) -> None:
     for place in (
-        "failures.requeue_poison.BATCH",
+        "failures.poison_operations.BATCH",
         "management.commands.purgequeue.BATCH",
         "operations.move_messages.DELAYED_BATCH",
         "operations.move_messages.BATCH",

@@ -10,9 +10,9 @@ import pytest
 from django.db import connection
 
 from queueapp.delayed import dispatch_due
-from queueapp.failures import edit_poison, poison_archive, requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.failures.apply_verdict import fail_taken
-from queueapp.failures.verdicts import Poison, RetryLater, RetryNow
+from queueapp.failures.recoverability import Poison, RetryLater, RetryNow
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.operations import control
 from queueapp.sql import queue_sql
@@ -61,7 +61,7 @@ def test_poison_keeps_it_and_so_does_what_is_requeued(one: MessageColumn, reset:
     failed(Poison("tests"))
     assert getattr(only(PoisonMessage), one.name) == column_values.value_of(one)
 
-    requeue_poison.requeue(poison_archive.find(), reset_counts=reset)
+    poison_operations.requeue(poison_operations.find(), reset_counts=reset)
 
     assert getattr(only(AddressedUrgent), one.name) == column_values.value_of(one)
 
@@ -71,7 +71,7 @@ def test_poison_keeps_it_and_so_does_what_is_requeued(one: MessageColumn, reset:
 def test_the_mended_copy_of_a_poison_message_has_it(one: MessageColumn) -> None:
     failed(Poison("tests"))
 
-    edit_poison.edit_and_requeue(only(PoisonMessage).number, body=b"mended")
+    poison_operations.edit_and_requeue(only(PoisonMessage).number, body=b"mended")
 
     # It begins anew, without an end: see ``poison.editing``.
     expected = None if one.name == "expires" else column_values.value_of(one)
@@ -160,7 +160,7 @@ def test_a_foreign_table_keeps_what_it_can_and_never_fails_for_the_rest(
             assert stored == one.default
 
     dispatch_due("default", 10)
-    requeue_poison.requeue(poison_archive.find())
+    poison_operations.requeue(poison_operations.find())
 
     row = only(foreign)
     assert row.body == b"\0\xff"

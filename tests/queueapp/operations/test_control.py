@@ -16,7 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from queueapp import LeaseLost, Poison
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import Now, PoisonMessage, QueueControl
 from queueapp.operations import control
 from queueapp.signals import poisoned
@@ -171,7 +171,7 @@ def test_move_to_poison_takes_the_message_whole_and_requeue_brings_it_back() -> 
     assert (kept.queue, kept.message_id, kept.reason, kept.consumer) == (
         "testapp.AddressedUrgent", identity, "x" * 500, "me",
     )  # fmt: skip
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
     after = AddressedUrgent.objects.get()
     same = ("id", "headers", "body", "priority", "recipient", "correlation_id", "reply_to_address")
     assert after.expires == before.expires

@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
 from queueapp.errors import InvalidOption, TableNotFound
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import Now, PoisonMessage, Subscriber
 from queueapp.operations import move_messages
 from queueapp.operations.statistics import queue_stats
@@ -119,7 +119,7 @@ def test_they_become_poison_with_a_reason_and_can_come_back() -> None:
         ("testapp.Leased", STRANGE, f"moved by an operator: no consumer for {STRANGE}")
     }
     assert told == sent
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 3
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 3
     assert Leased.objects.filter(id__in=sent).count() == 3
 
 

@@ -12,8 +12,7 @@ from django.db import connections
 from queueapp import NEVER, overrides
 from queueapp.admin.formatting.leases import LeaseState
 from queueapp.delayed.dispatch import dispatch_due
-from queueapp.failures.poison_archive import find
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import find, requeue
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations.expiration import delete_expired, in_time
 from queueapp.sql import backend_of, queue_sql

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 from queueapp import messages
 from queueapp.errors import InvalidMessage
+from queueapp.failures.poison_operations import requeue
 from queueapp.failures.poison_store import insert_poison
-from queueapp.failures.requeue_poison import requeue
 from queueapp.models import PoisonMessage
 from queueapp.receiving import low_water_marks
 from queueapp.receiving.priority64_marks import Priority64Marks, marks_for

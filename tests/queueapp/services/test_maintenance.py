@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from queueapp.failures import poison_archive
+from queueapp.failures import poison_operations
 from queueapp.models import DelayedMessage, Leader, Now, PoisonMessage, Subscriber
 from queueapp.services import leader_election as leadership
 from queueapp.services import maintenance
@@ -212,7 +212,7 @@ def test_archived_poison_goes_when_its_retention_is_over(
     settings.QUEUEAPP = {"POISON_RETENTION": retention, "HEARTBEAT_INTERVAL": 0.1}
     for name in ("old", "new", "unresolved"):
         PoisonMessage.objects.create(queue="testapp.Leased", message_id=uuid.uuid4(), reason=name)
-    poison_archive.archive(PoisonMessage.objects.exclude(reason="unresolved"))
+    poison_operations.archive(PoisonMessage.objects.exclude(reason="unresolved"))
     PoisonMessage.objects.filter(reason="old").update(archived_at=Now() - 2 * HOUR)
     one = start()
 

@@ -12,7 +12,7 @@ from django.db import connection
 
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import DISPATCHER, MAINTENANCE, Now, Subscriber
-from queueapp.services.service_heartbeat import ServiceHeartbeat
+from queueapp.services.subscriber_rows import ServiceHeartbeat
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.kill_session import kill_all_others
 from tests.queueapp.management.test_first_hour import without_table

@@ -13,12 +13,11 @@ from queueapp import consumer
 from queueapp.consuming.registry import registered
 from queueapp.models import DISPATCHER, MAINTENANCE, Now
 from queueapp.services import service
-from queueapp.services.delayed_dispatcher import DelayedDispatcher
-from queueapp.services.forwarder import Forwarder
+from queueapp.services.delayed_dispatcher import DelayedDispatcher, Forwarder
 from queueapp.services.journal_service import JournalService
 from queueapp.services.listener import Listener
 from queueapp.services.maintenance import AlertEvaluator, Maintenance
-from queueapp.services.service_heartbeat import ServiceHeartbeat
+from queueapp.services.subscriber_rows import ServiceHeartbeat
 from tests.databases import known_as
 from tests.testapp.models import Deep, ForeignPostgres, Leased, Transactional
 from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher

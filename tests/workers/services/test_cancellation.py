@@ -29,7 +29,7 @@ from queueapp import (
 )
 from queueapp.consuming.context import checked
 from queueapp.consuming.registry import registered
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import requeue
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operations import control, running_handlers
 from queueapp.sending.isolation import outside_transaction

@@ -18,7 +18,7 @@ from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import Maintenance
 from queueapp.services.orphaned_leases import release_orphaned_leases
-from queueapp.services.service_heartbeat import ServiceHeartbeat
+from queueapp.services.subscriber_rows import ServiceHeartbeat
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased

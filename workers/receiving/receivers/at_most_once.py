@@ -25,7 +25,7 @@ from django.db import Error, connections, transaction
 
 from queueapp.conf import settings
 from queueapp.errors import MessageCancelled
-from queueapp.failures import verdicts
+from queueapp.failures import recoverability
 from queueapp.flow.limited_claims import ClaimResult
 from queueapp.messages import new_id
 from queueapp.messages.ids import as_uuid
@@ -297,7 +297,7 @@ class AtMostOnceReceiver(Receiver):
     def _keep(self, claimed: Claimed, row: Row, error: BaseException) -> None:
         verdict = None
         if isinstance(error, WorkerStopped):
-            verdict = verdicts.Poison(f"at-most-once, not retried: {error}")
+            verdict = recoverability.Poison(f"at-most-once, not retried: {error}")
         elif not isinstance(error, MessageCancelled):
             self.state.health.failed()
         outcomes.keep_as_poison(self, claimed, row, error, verdict)

@@ -21,8 +21,8 @@ from django.db import Error, connections, transaction
 
 from queueapp.consuming.registry import recipients_of
 from queueapp.errors import LeaseLost, MessageCancelled, UndecodableMessage
-from queueapp.failures import apply_verdict, verdicts
-from queueapp.failures.applied import IdempotentTransaction
+from queueapp.failures import apply_verdict, recoverability
+from queueapp.failures.apply_verdict import IdempotentTransaction
 from queueapp.failures.history import one_line
 from queueapp.messages.ids import as_uuid
 from queueapp.receiving import barriers
@@ -91,13 +91,13 @@ def recover(
                 raise
     state.health.breaker.success()
     receiver.restore_connection()
-    if storing or isinstance(verdict, verdicts.RetryLater):
+    if storing or isinstance(verdict, recoverability.RetryLater):
         state.health.store_breaker.success()
     if verdict is None:
         if token is not None and not receiver.queue.delivery.others_may_end:
             state.stats.lost += 1
             log.warning("%s", LeaseLost(receiver.queue._meta.label, claimed[SEQ]))
-    elif isinstance(verdict, verdicts.RetryNow):
+    elif isinstance(verdict, recoverability.RetryNow):
         state.retried(claimed[SEQ])
 
 
@@ -106,7 +106,7 @@ def keep_as_poison(
     claimed: Claimed,
     row: Row,
     error: BaseException,
-    verdict: verdicts.Verdict | None = None,
+    verdict: recoverability.Verdict | None = None,
     once: IdempotentTransaction | None = None,
 ) -> None:
     """Keep a message that was deleted by its claim. With a ``verdict`` the policy is not asked."""
@@ -198,7 +198,7 @@ def _handle_barrier(receiver: Receiver, row: Row) -> None:
     elif isinstance(outcome, BaseException):
         row = row._replace(deliveries=row.deliveries - 1)  # counted by its release, and by ``fail_taken``
         receiver.state.health.failed()
-        verdict = verdicts.Poison(f"a barrier, not retried: {one_line(outcome)}")
+        verdict = recoverability.Poison(f"a barrier, not retried: {one_line(outcome)}")
         keep_as_poison(receiver, claimed, row, outcome, verdict)
 
 

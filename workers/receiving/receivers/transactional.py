@@ -23,8 +23,8 @@ from django.db import connections, transaction
 from queueapp import notifier, overrides
 from queueapp.conf import settings
 from queueapp.errors import LeaseLost, MessageCancelled
-from queueapp.failures import apply_verdict, verdicts
-from queueapp.failures.applied import AppliedVerdict
+from queueapp.failures import apply_verdict, recoverability
+from queueapp.failures.apply_verdict import AppliedVerdict
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
 from queueapp.sql.claims import SEQ, Claimed
@@ -311,7 +311,7 @@ class TransactionalReceiver(Receiver):
             self.state.health.failed()
         decided.tell()
         self.restore_connection()
-        if isinstance(decided.verdict, verdicts.RetryNow):
+        if isinstance(decided.verdict, recoverability.RetryNow):
             self.state.retried(seq)
 
     def _failed(self, claimed: Claimed, error: BaseException, connection: Any, token: uuid.UUID | None) -> None:

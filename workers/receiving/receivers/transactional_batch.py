@@ -32,7 +32,7 @@ from django.db import connections, transaction
 from queueapp import notifier, overrides
 from queueapp.conf import settings
 from queueapp.failures import apply_verdict
-from queueapp.failures.applied import AppliedVerdict
+from queueapp.failures.apply_verdict import AppliedVerdict
 from queueapp.failures.history import one_line
 from queueapp.messages import counted_attempts
 from queueapp.services.connection_timeouts import ResponseDeadline

@@ -19,7 +19,7 @@ import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 from queueapp.contrib.celery import in_flight, topology
 from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.contrib.celery.process_agent import agent_of
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.messages import new_id
 from queueapp.models import Now, PoisonMessage
 from tests.in_process_worker import eventually
@@ -174,7 +174,7 @@ def test_a_rejected_message_is_kept_and_can_be_requeued(conn: Any, alias: str, c
     kept = PoisonMessage.objects.using(alias).get()
     assert (kept.queue, kept.recipient, kept.priority) == (BrokerQueue._meta.label, "q", 5)
     assert not rows(alias).exists()
-    assert requeue_poison.requeue(PoisonMessage.objects.using(alias)) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.using(alias)) == 1
     drained(conn)
     assert found[1].payload == "x"
     assert found[1].properties["priority"] == 5

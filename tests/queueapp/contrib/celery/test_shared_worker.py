@@ -23,7 +23,7 @@ from pytest_django import DjangoDbBlocker
 
 from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, Exchange
 from queueapp.contrib.celery.process_agent import stop_agents
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.models import DelayedMessage, Leader, PoisonMessage, Subscriber
 from tests.databases import url_of_database
 from tests.in_process_worker import DEADLINE, eventually
@@ -210,7 +210,7 @@ def test_an_unknown_task_becomes_poison_and_can_be_requeued(shared: Tree) -> Non
     assert "has no task 'tests.nowhere.gone'" in found.reason
     eventually(CeleryResult.objects.filter(task_id=sent.id, status="FAILURE").exists)
     assert shared.process.poll() is None
-    assert requeue_poison.requeue(kept.all()) == 1
+    assert poison_operations.requeue(kept.all()) == 1
     again = eventually(kept.exclude(pk=found.pk).first)
     assert bytes(again.body) == bytes(found.body)
 

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from queueapp.contrib.tasks.models import Result, TaskQueue
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import requeue
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import Worker, eventually
 from tests.queueapp.admin.conftest import operator as operator

@@ -20,7 +20,7 @@ from queueapp.contrib.tasks import result_store
 from queueapp.contrib.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from queueapp.contrib.tasks.models import Result, TaskQueue
 from queueapp.delayed import dispatch_due
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import requeue
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.results import Outcome

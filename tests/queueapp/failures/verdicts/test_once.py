@@ -10,8 +10,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from queueapp import Discard, Poison, signals
-from queueapp.failures.applied import IdempotentTransaction
-from queueapp.failures.apply_verdict import fail_taken
+from queueapp.failures.apply_verdict import IdempotentTransaction, fail_taken
 from queueapp.models import PoisonMessage, ProcessedMessage
 from queueapp.sql.message_columns import Row
 from tests.in_process_worker import eventually, real_commits

@@ -19,7 +19,7 @@ from queueapp.failures import apply_verdict, poison_store
 from queueapp.failures.apply_verdict import fail
 from queueapp.failures.history import attempts_of, read_failures
 from queueapp.failures.poison_store import is_transient
-from queueapp.failures.verdicts import Discard, Poison, RetryLater, RetryNow
+from queueapp.failures.recoverability import Discard, Poison, RetryLater, RetryNow
 from queueapp.models import DelayedMessage, PoisonMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Leased, Transactional

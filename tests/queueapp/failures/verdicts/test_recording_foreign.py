@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, connections
 
 from queueapp.delayed import dispatch_due
-from queueapp.failures.verdicts import Poison, RetryLater, RetryNow
+from queueapp.failures.recoverability import Poison, RetryLater, RetryNow
 from queueapp.models import DelayedMessage
 from tests.in_process_worker import real_commits
 from tests.testapp.models import ForeignPostgres

@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 
-from queueapp.failures import requeue_poison
+from queueapp.failures import poison_operations
 from queueapp.failures.apply_verdict import fail_taken
-from queueapp.failures.verdicts import Poison, RetryLater, RetryNow
+from queueapp.failures.recoverability import Poison, RetryLater, RetryNow
 from queueapp.models import PoisonMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import SeqRange
@@ -183,7 +183,7 @@ def test_a_bare_record_can_be_requeued(message: Message) -> None:
     with refusing("queueapp_poisonmessage", "traceback = ''"):
         message.fail(deciding(Poison("because")))
 
-    assert requeue_poison.requeue(PoisonMessage.objects.all()) == 1
+    assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
 
     row = message.queue.objects.get()
     assert (row.body, row.headers, row.correlation_id) == (BODY, '{"k":"v"}', "c")

@@ -13,8 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import Error
 
-from .....management.base_command import INTERRUPTED, OperatorCommand
-from .....management.progress import Progress
+from .....management.base_command import INTERRUPTED, OperatorCommand, Progress
 from .....messages.escaping import in_one_line
 from .....operations.error_hints import explain
 from .....services.leader_election import TERM

@@ -13,7 +13,7 @@ from celery import chord
 
 from queueapp.contrib.celery.models import BrokerQueue, CeleryChordPart, CeleryGroup, CeleryResult
 from queueapp.contrib.celery.process_agent import stop_agents
-from queueapp.failures.requeue_poison import requeue
+from queueapp.failures.poison_operations import requeue
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import DEADLINE, eventually
 from tests.queueapp.contrib.celery.conftest import APPS

@@ -1,8 +1,8 @@
-"""Putting poison messages back into their queues: one, many, by group, by queue, all.
+"""What is done with poison messages: requeueing them (one, many, by group, by queue, all), archiving, editing.
 
-It is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue and
-deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What another
-session has locked, archived or moved meanwhile is left as it is.
+Requeueing is set-based and in batches: each batch is one transaction that locks the rows, copies them into their queue
+and deletes them, so a message is never in both tables and never in none, and a crash in between loses nothing. What
+another session has locked, archived or moved meanwhile is left as it is.
 
 A message keeps its expiry while that is still to come: its sender did not want it handled later than that. One that is
 over is dropped, because it was received in time, and requeueing it means to have it handled.
@@ -13,18 +13,23 @@ A message stays poison if another message with its dedupe key waits in the queue
 from __future__ import annotations
 
 import sys
+import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections, router, transaction
 from django.db.models import QuerySet
 
+from .. import messages as wire
 from .. import notifier, registry
 from ..conf import settings
 from ..consuming.registry import registered
-from ..errors import QueueNotFound
+from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, UndecodableMessage
+from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import DelayedMessage, Now, PoisonMessage
+from ..models.delivery.topics import content_type_of
 from ..sending import dedupe
 from ..sql import backend_of, nonblocking, queue_sql
 from ..sql.message_columns import COUNTS, Row, message_values, row_from
@@ -181,3 +186,123 @@ def send_back(alias: str, destination: str, rows: Iterable[Row]) -> int:
     DelayedMessage.objects.using(alias).bulk_create(messages)
     notifier.delayed(connections[alias])
     return len(messages)
+
+
+# -- finding poison messages, hiding and restoring them, and dropping those whose retention is over --------------------
+
+
+def archive(messages: QuerySet[PoisonMessage]) -> int:
+    """Hide unresolved messages: kept until their retention is over, not requeued, restorable. Returns how many."""
+    return messages.filter(status=PoisonMessage.Status.UNRESOLVED).update(
+        status=PoisonMessage.Status.ARCHIVED, archived_at=Now()
+    )
+
+
+def restore(messages: QuerySet[PoisonMessage]) -> int:
+    """The reverse of ``archive``. Returns how many."""
+    return messages.filter(status=PoisonMessage.Status.ARCHIVED).update(
+        status=PoisonMessage.Status.UNRESOLVED, archived_at=None
+    )
+
+
+def drop_old(retention: timedelta, *, using: str = "default") -> int:
+    """Delete the oldest ``BATCH`` of the archived and edited messages whose retention is over; returns how many.
+
+    Unresolved ones are never deleted.
+    """
+    kept = PoisonMessage.objects.using(using).exclude(status=PoisonMessage.Status.UNRESOLVED)
+    old = kept.filter(archived_at__lt=Now() - retention)
+    keys = list(nonblocking(old).order_by("number").values_list("number", flat=True)[:BATCH])
+    # Asked again: one that was restored since then stays.
+    return old.filter(number__in=keys).delete()[0]
+
+
+def find(numbers: Iterable[int] | None = None, *, using: str = "default", **filters: Any) -> QuerySet[PoisonMessage]:
+    """Unresolved poison messages by number, queue label, group key, ...: what ``requeue`` and ``archive`` take."""
+    found = PoisonMessage.objects.using(using).filter(status=PoisonMessage.Status.UNRESOLVED, **filters)
+    return found if numbers is None else found.filter(number__in=list(numbers))
+
+
+# -- sending a corrected copy of a poison message in its place
+# ----------------------------------------------------------
+
+
+def edit_and_requeue(
+    number: int,
+    *,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    to: Any = None,
+    using: str = "default",
+) -> uuid.UUID:
+    """Send a mended copy of an unresolved poison message, with a new id and all its attempts; returns that id.
+
+    ``body`` (as its codec wrote it, neither compressed nor encrypted) and ``headers`` (all of them) replace those of
+    the message; None leaves them as they are. What was compressed or encrypted is so again. The copy names the original
+    in its header ``edit-of``; the original stays as ``edited``, names the copy, and can be neither edited again nor
+    requeued. Raises MessageNotFound when it is not unresolved any more, QueueNotFound, and InvalidMessage for an empty
+    body, one that its content type contradicts, headers that are locked, and what is encrypted and cannot be read.
+
+    >>> edit_and_requeue(17, body=b'{"gate": "B12"}')  # doctest: +SKIP
+    UUID('01941f29-7c00-7000-8000-5c3ea1f0a2b4')
+    """
+    connection = connections[using]
+    with transaction.atomic(using=using):
+        # Locked: of two operators who edit together the second finds it edited.
+        row = PoisonMessage.objects.using(using).select_for_update().filter(number=number).first()
+        if row is None or row.status != PoisonMessage.Status.UNRESOLVED:
+            now = "gone" if row is None else row.status
+            raise MessageNotFound(f"Poison message {number} is {now}: only unresolved ones can be edited.")
+        name = row.destination or row.queue
+        queue, is_elsewhere = (to, False) if to else meant_for(name, using)
+        identity = wire.new_id()
+        stored = wire.edited_headers(row.headers, headers, row.message_id, identity)
+        if body is not None:
+            _check_body(queue, body, stored)
+        stored, body = _wrapped(row, stored, body, identity, using)
+        # A new message: not tried yet, arriving now, and without an expiry, since an operator has just edited it.
+        new = {"id": identity, "headers": stored, "expires": None, "enqueued_at": None} | dict.fromkeys(COUNTS)
+        copy = row_from(row, **new, body=body)
+        if is_elsewhere:
+            send_back(using, name, [copy])
+        else:
+            if not is_admitted(queue, connection, copy):
+                raise InvalidMessage(f"Another message with the dedupe key of the copy waits in {queue._meta.label}.")
+            queue_sql(queue, connection).inserts.insert_row(connection, copy)
+            notifier.sent(queue, connection)
+        row.status, row.edited_as, row.archived_at = PoisonMessage.Status.EDITED, identity, Now()
+        row.save(update_fields=["status", "edited_as", "archived_at"])
+    return identity
+
+
+def _wrapped(
+    row: PoisonMessage, headers: str, body: bytes | None, identity: uuid.UUID, using: str
+) -> tuple[str, bytes | None]:
+    """(headers, body) of the copy: compressed and encrypted as the original is, under the copy's id. What is encrypted
+    stays so."""
+    try:
+        before = wire.read_head(row.headers)[1]
+    except UndecodableMessage:
+        before = ""
+    after = wire.read_head(headers)[1]
+    if is_secret(before) and before != after:
+        raise InvalidMessage(f"Header {wire.CONTENT_TYPE!r} is locked: an encrypted message stays encrypted.")
+    try:
+        return wrapped_anew(
+            headers, None if row.body is None else bytes(row.body), body, row.message_id, identity, using
+        )
+    except UndecodableMessage as error:
+        raise InvalidMessage(
+            f"The copy cannot be encrypted anew, since its original cannot be read: {error}"
+        ) from error
+
+
+def _check_body(queue: Any, body: bytes, headers: str) -> None:
+    if not body:
+        raise InvalidMessage("The edited body is empty; a message that should be without one is sent anew.")
+    content_type = innermost(wire.read_head(headers)[1] or content_type_of(queue))
+    if "json" in content_type or wire.codec_for(content_type) is not None:
+        try:
+            wire.decode_body(body, content_type)
+        except UndecodableMessage as error:
+            raise InvalidMessage(f"The edited body does not suit its content type {content_type}. {error}") from error
