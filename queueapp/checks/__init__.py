@@ -16,12 +16,18 @@ from .consumers import (
     check_workers_installed,
 )
 from .flow import check_flow, check_order
-from .journal import check_journal
-from .leases import check_leases
-from .queues import check_consumers, check_databases, check_fields, check_forwarding, check_pools, check_queues
+from .queues import (
+    check_consumers,
+    check_databases,
+    check_fields,
+    check_forwarding,
+    check_leases,
+    check_pools,
+    check_queues,
+)
 from .settings import check_celery, check_settings
 from .tables import check_tables
-from .topics import check_entering, check_topics
+from .topics import check_entering, check_journal, check_topics
 
 __all__ = [
     "check_batches",

@@ -57,9 +57,9 @@ def test_a_module_of_workers_never_says_its_packages_name(module: Path) -> None:
     "code",
     [
         "import workers",
-        "import workers.processes.in_flight_slots as slots",
+        "import workers.processes.shared_memory as slots",
         "from workers import apps",
-        "from workers.processes.in_flight_slots import InFlightSlots",
+        "from workers.processes.shared_memory import InFlightSlots",
         "def late():\n    from workers.services import heartbeat",
         "import queueapp.workers.apps",
         "command = [sys.executable, '-m', 'workers.processes.child']",

@@ -187,7 +187,7 @@ def _liveness_service(
     """The service that gives signs of life to the supervisor, and updates the metrics."""
     if options.liveness_fd < 0:
         return []
-    from .liveness import LivenessBoard, LivenessReporter
+    from .shared_memory import LivenessBoard, LivenessReporter
 
     also = None
     if options.has_metrics:
@@ -213,9 +213,7 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     from ..services.heartbeat import Heartbeat
     from ..services.lease_renewer import LeaseRenewer
     from .crash_recovery import FAILED, STUCK
-    from .in_flight_slots import InFlightSlots, receivers_and_slots
-    from .liveness import LivenessBoard
-    from .shared_low_water_marks import SharedLowWaterMarks
+    from .shared_memory import InFlightSlots, LivenessBoard, SharedLowWaterMarks, receivers_and_slots
     from .watchdog import Watchdog, interrupt_all
 
     if options.has_metrics:

@@ -45,7 +45,7 @@ from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock
 from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
-from .in_flight_slots import InFlightMessage, InFlightSlots
+from .shared_memory import InFlightMessage, InFlightSlots
 
 log = logging.getLogger("queueapp.workers")
 

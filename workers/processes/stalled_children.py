@@ -2,9 +2,9 @@
 
 A handler in C code that keeps the interpreter lock (a regular expression, a compression, a numeric library) stops every
 thread of its process. Heartbeat and lease renewal stop with them: other workers would declare the process dead, and
-handle its messages as well. The supervisor sees that the child exists and gives no sign of life (``liveness``). Until
-the child runs again, the supervisor writes its heartbeats and renews its leases, from the shared slots; the message is
-handled once.
+handle its messages as well. The supervisor sees that the child exists and gives no sign of life (``LivenessBoard``).
+Until the child runs again, the supervisor writes its heartbeats and renews its leases, from the shared slots; the
+message is handled once.
 
 States of a child: **running** -> no sign of life for ``STALLED_AFTER`` -> **stalled** -> a sign of life -> running, or
 past the time limits of all its handlers -> **killed**, which counts as a crash of that process alone. A child that is
@@ -32,7 +32,7 @@ from queueapp.services.subscriber_rows import heartbeat_unchanged
 from queueapp.sql import queue_sql
 
 from .crash_recovery import consumer_of
-from .in_flight_slots import InFlightMessage, InFlightSlots, LeasedMessages
+from .shared_memory import InFlightMessage, InFlightSlots, LeasedMessages
 
 log = logging.getLogger("queueapp.workers")
 

@@ -33,10 +33,8 @@ from .child import ChildOptions
 from .child_databases import database_names
 from .crash_recovery import CrashRecorder, CrashReport, exit_text
 from .http import Endpoint
-from .in_flight_slots import InFlightSlots, receivers_and_slots
-from .liveness import LivenessBoard
 from .probes import Probes
-from .shared_low_water_marks import SharedLowWaterMarks
+from .shared_memory import InFlightSlots, LivenessBoard, SharedLowWaterMarks, receivers_and_slots
 from .signals import Signals
 from .stalled_children import StalledChildren
 from .until_empty import NOTHING, DrainCheck, Remaining

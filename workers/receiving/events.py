@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 
 class InFlightSlot(Protocol):
-    """Memory of one receiver that outlives the process (``processes.in_flight_slots``). A pump without a process tree
+    """Memory of one receiver that outlives the process (``processes.shared_memory``). A pump without a process tree
     has none."""
 
     def lease(self, token: uuid.UUID, seqs: Sequence[int] = (), lease_ms: int = 0) -> None:

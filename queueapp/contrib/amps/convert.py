@@ -28,8 +28,8 @@ from .elements import (
     WRITTEN_OUT,
     Known,
     Value,
+    with_variables,
 )
-from .units import with_variables
 from .xml_reader import Element, read
 
 #: Other elements of the SOW, which are no queues and are not reported.

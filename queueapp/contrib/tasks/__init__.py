@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import QueueBackend
-    from .task import QueueTask, options
+    from .task_options import QueueTask, options
 
 #: Public name -> module. Loaded on first use: an app is imported before Django has its models.
-_PUBLIC = {"QueueBackend": "backend", "QueueTask": "task", "options": "task"}
+_PUBLIC = {"QueueBackend": "backend", "QueueTask": "task_options", "options": "task_options"}
 
 __all__ = ["QueueBackend", "QueueTask", "options"]
 

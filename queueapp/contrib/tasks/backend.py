@@ -15,8 +15,7 @@ from ...errors import InvalidMessage, InvalidOption, UndecodableMessage
 from ...sending.validation import FAR_FUTURE
 from .compat import BaseTaskBackend, InvalidTask, TaskResult, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from .serialization import body_of, headers_of, id_of
-from .task import QueueTask, refuse_bad_options
-from .task_options import ANY, BackendOptions, level_of
+from .task_options import ANY, BackendOptions, QueueTask, level_of, refuse_bad_options
 
 
 class QueueBackend(BaseTaskBackend):
@@ -174,7 +173,7 @@ def _due(task: Any) -> datetime | None:
 @lru_cache(maxsize=4096)
 def require_known_consumer(path: str, modules: tuple[str, ...]) -> None:
     """Raise InvalidTask for a task that a worker could not import by its path: it would become poison."""
-    from .import_task import is_allowed, task_at
+    from .serialization import is_allowed, task_at
 
     try:
         task_at(path)

@@ -38,12 +38,10 @@ from .compat import (
     task_finished,
     task_started,
 )
-from .import_task import restored, task_at
 from .result_reader import delete_lost, errors_from
 from .result_store import Finished, PendingResults, sent_at, store_failure, store_now, worker_id
-from .serialization import TaskHeaders, arguments_of
-from .task import options_of
-from .task_options import ANY
+from .serialization import TaskHeaders, arguments_of, restored, task_at
+from .task_options import ANY, options_of
 
 log = logging.getLogger("queueapp")
 

@@ -23,10 +23,9 @@ from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...sending.isolation import in_transaction, outside_transaction
 from ...sql import backend_of, nonblocking
 from .compat import TaskError, TaskResult, TaskResultStatus
-from .import_task import restored
 from .models import Result
 from .result_store import BATCH, sent_at
-from .serialization import TaskHeaders, stored_arguments
+from .serialization import TaskHeaders, restored, stored_arguments
 
 #: Locations of a message, in order of precedence if copies of it are in several.
 LEASED, WAITING, DELAYED, POISON = range(4)

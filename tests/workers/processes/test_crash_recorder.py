@@ -24,7 +24,7 @@ from tests.testapp.models import AtMostOnce, Effect, Leased, SeveralTransactiona
 from tests.workers.trees import Tree
 from workers.processes import crash_recovery
 from workers.processes.crash_recovery import CrashRecorder, CrashReport, record
-from workers.processes.in_flight_slots import InFlightMessage
+from workers.processes.shared_memory import InFlightMessage
 
 pytestmark = real_commits
 Start = Callable[..., Tree]

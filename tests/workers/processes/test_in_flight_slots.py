@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.processes.in_flight_slots import InFlightSlots
+from workers.processes.shared_memory import InFlightSlots
 
 
 @pytest.fixture

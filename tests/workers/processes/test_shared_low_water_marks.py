@@ -6,7 +6,7 @@ import pytest
 
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.sql.claims import MAX_SEQ, SeqRange
-from workers.processes.shared_low_water_marks import WORDS, SharedLowWaterMarks
+from workers.processes.shared_memory import WORDS, SharedLowWaterMarks
 
 LEVELS = [("", 1), ("", 0)]
 

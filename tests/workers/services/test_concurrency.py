@@ -13,7 +13,7 @@ from queueapp.operations import control
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
-from workers.processes.in_flight_slots import MIN_SLOTS, receivers_and_slots
+from workers.processes.shared_memory import MIN_SLOTS, receivers_and_slots
 
 
 @real_commits

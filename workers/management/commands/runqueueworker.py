@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -11,15 +12,17 @@ from django.db import Error, connections, router
 from queueapp import delayed, inline, registry
 from queueapp.conf import MAX_CONCURRENCY
 from queueapp.consuming.registry import registered
-from queueapp.errors import MissingVerb
+from queueapp.errors import MissingVerb, QueueNotFound
+from queueapp.flow.filters import SubscriberFilter
 from queueapp.management.base_command import OperatorCommand
+from queueapp.messages.escaping import in_one_line
 from queueapp.models import DelayedMessage
+from queueapp.models.delivery.options import MOST_OUTSTANDING
 from queueapp.operations import privileges, schema_check
 from queueapp.sql import ErrorKind, backend_of
 
 from ...processes.child_databases import require_shareable_databases
 from ...processes.supervisor import REFUSED, UNROUTABLE, Supervisor
-from .. import subscription_options
 from ..startup import bind, check_connections, report_database
 
 HELP = """Receive queues and run their consumers until stopped.
@@ -33,19 +36,6 @@ poison.
 On SIGTERM or Ctrl-C running handlers have QUEUEAPP["SHUTDOWN_GRACE"] to end. A second
 signal interrupts them.
 """
-
-
-def _require_stores(queues: list[Any]) -> None:
-    """Raise NotMigrated for a database that stores delayed messages for these queues and has no table for it. A
-    database that is away does not prevent the start: the dispatcher waits for it, and the queues can be received
-    meanwhile."""
-    elsewhere = {alias for queue in queues for alias in delayed.stores_of(queue)}
-    for alias in sorted(elsewhere - {router.db_for_write(queue) for queue in queues}):
-        try:
-            schema_check.require_tables(alias, [], by_router=True)
-        except Error as error:
-            if backend_of(connections[alias]).error_kind(error) is not ErrorKind.CONNECTION:
-                raise
 
 
 class Command(OperatorCommand):
@@ -104,11 +94,9 @@ class Command(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         # A queue that is named twice, by label and by table, is received once.
         named = list(dict.fromkeys(registry.queues.find(name) for name in options["queue"]))
-        only_consumers = subscription_options.read_consumers(options["consumer"], named)
+        only_consumers = read_consumers(options["consumer"], named)
         queues = named or [
-            queue
-            for queue in registered.queues()
-            if not only_consumers or subscription_options.has_one_of(queue, only_consumers)
+            queue for queue in registered.queues() if not only_consumers or has_one_of(queue, only_consumers)
         ]
         if not queues:
             raise CommandError(
@@ -122,8 +110,8 @@ class Command(OperatorCommand):
             if value is not None and not low <= value <= high:
                 raise CommandError(f"--{name} {value} is not accepted: it must be from {low} to {high}.")
         backlogs, filters = (
-            subscription_options.read_backlogs(options["backlog"], queues),
-            subscription_options.read_filters(options["filter"], queues),
+            read_backlogs(options["backlog"], queues),
+            read_filters(options["filter"], queues),
         )
         if options["until_empty"] and (filters or only_consumers or 0 in backlogs.values()):
             raise CommandError(
@@ -195,3 +183,87 @@ class Command(OperatorCommand):
             raise CommandError(f"The queues cannot be received: {privileges.describe(lacks)}", returncode=REFUSED)
         for lack in lacks:
             self.stderr.write(f"Warning: {privileges.describe([lack])}")
+
+
+def _require_stores(queues: list[Any]) -> None:
+    """Raise NotMigrated for a database that stores delayed messages for these queues and has no table for it. A
+    database that is away does not prevent the start: the dispatcher waits for it, and the queues can be received
+    meanwhile."""
+    elsewhere = {alias for queue in queues for alias in delayed.stores_of(queue)}
+    for alias in sorted(elsewhere - {router.db_for_write(queue) for queue in queues}):
+        try:
+            schema_check.require_tables(alias, [], by_router=True)
+        except Error as error:
+            if backend_of(connections[alias]).error_kind(error) is not ErrorKind.CONNECTION:
+                raise
+
+
+# -- the options of a subscription: ``--backlog`` and ``--filter``, by queue, and ``--consumer`` -----------------------
+
+
+def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]:
+    """Limits by the label of a queue; a limit for a queue takes precedence over one for all. Raises CommandError."""
+    for_all: dict[str, int] = {}
+    for_queue: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        # Longer numbers exceed the limit, and int() refuses the longest.
+        count = int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
+        if not 0 <= count <= MOST_OUTSTANDING:
+            raise CommandError(
+                f"--backlog {in_one_line(text, 80)!r} is not accepted: it must be N or QUEUE=N, N a whole number from "
+                "0 to "
+                f"{MOST_OUTSTANDING}."
+            )
+        if name:
+            for_queue[_label("--backlog", name, queues)] = count
+        else:
+            for_all = {queue._meta.label: count for queue in queues}
+    return for_all | for_queue
+
+
+def read_filters(given: Sequence[str], queues: Sequence[Any]) -> dict[str, str]:
+    """Expressions by the label of a queue. Raises CommandError, which shows the position of an error in the
+    expression."""
+    filters: dict[str, str] = {}
+    for text in given:
+        name, _, expression = text.partition("=")
+        if not name or not expression.strip():
+            raise CommandError(f"--filter {in_one_line(text, 80)!r} is not accepted: it must be QUEUE=EXPRESSION.")
+        label = _label("--filter", name, queues)
+        if label in filters:
+            raise CommandError(f"--filter names {label} twice: write one expression with AND.")
+        try:
+            SubscriberFilter(expression, label)
+        except (ValueError, ImportError) as error:
+            raise CommandError(f"--filter of {label}: {error}") from error
+        filters[label] = expression
+    return filters
+
+
+def read_consumers(given: Sequence[str], queues: Sequence[Any]) -> list[str]:
+    """The names of the consumers to run. Raises CommandError for a name that no received queue has."""
+    for name in given:
+        if not any(has_one_of(queue, [name]) for queue in queues or registered.queues()):
+            known = sorted(entry.name for queue in queues or registered.queues() for entry in registered.of(queue))
+            raise CommandError(
+                f"--consumer {in_one_line(name, 200)!r} is not accepted: the consumers of these queues are "
+                f"{', '.join(known) or 'none'}."
+            )
+    return list(dict.fromkeys(given))
+
+
+def has_one_of(queue: Any, names: Sequence[str]) -> bool:
+    """Whether a queue has one of these consumers."""
+    return any(consumer.name in names for consumer in registered.of(queue))
+
+
+def _label(option: str, name: str, queues: Sequence[Any]) -> str:
+    try:
+        queue = registry.queues.find(name)
+    except QueueNotFound as error:
+        raise CommandError(f"{option}: {error}") from error
+    if queue not in queues:
+        raise CommandError(f"{option} names {queue._meta.label}, which is not received here.")
+    label: str = queue._meta.label
+    return label

@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from queueapp.contrib.amps.diagnostics import NotMapped
-from queueapp.contrib.amps.elements import text_literal, time_literal
-from queueapp.contrib.amps.units import count, interval
+from queueapp.contrib.amps.elements import count, interval, text_literal, time_literal
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import InSets
 from tests.workers.receiving.single_receiver import SingleReceiver
-from workers.processes.in_flight_slots import InFlightSlots
+from workers.processes.shared_memory import InFlightSlots
 
 pytestmark = real_commits
 

@@ -1,8 +1,16 @@
-"""What each receiver is handling at this moment, in memory that outlives the process.
+"""The memory that a supervisor and its children share: three anonymous files that each of them maps.
 
-The supervisor maps the same anonymous file. When a child dies without deregistering, the slots show which messages it
-was handling: the crash is counted against those, and its other leases are released uncounted. Writing a slot is one
-store of eight bytes per message.
+*Slots*: what each receiver is handling at this moment. They outlive the process: when a child dies without
+deregistering, they show which messages it was handling. The crash is counted against those, and its other leases are
+released uncounted. Writing a slot is one store of eight bytes per message.
+
+*Liveness*: each process writes the time, the supervisor reads it. The heartbeats of workers are rows and need the
+database; these signs say that a process executes Python code at all, whatever its database does. A process with a stuck
+handler also asks here for its replacement.
+
+*Low-water marks*: a process that knows only its own marks scans over what its siblings have leased since its last
+claim: with eight of them, most of what it reads. A mark is a hint (``queueapp.receiving.low_water_marks``), so writers
+take no lock.
 """
 
 from __future__ import annotations
@@ -12,10 +20,14 @@ import os
 import tempfile
 import uuid
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from queueapp.operations.connection_limits import receivers_of
+from queueapp.receiving.low_water_marks import LowWaterMarks
+from queueapp.services.service import Service
 
 _SLOT_BYTES = 8192
 _WORDS = _SLOT_BYTES // 8
@@ -192,3 +204,102 @@ class SharedSlot:
     def end(self) -> None:
         """It has ended."""
         self._words[self._base] = 0
+
+
+# -- liveness ----------------------------------------------------------------------------------------------------------
+
+#: Seconds between two signs of life, and between two calls of what is done beside them.
+INTERVAL, ALSO_INTERVAL = 0.2, 1.0
+
+
+class LivenessBoard:
+    """An entry of two numbers per process: the time of its last sign, and whether it asks for a replacement.
+
+    ``fd`` is passed to the children. All processes of a machine share one monotonic clock.
+    """
+
+    def __init__(self, processes: int, fd: int | None = None) -> None:
+        size = max(1, processes) * 16
+        if fd is None:
+            with tempfile.TemporaryFile() as file:
+                file.truncate(size)
+                fd = os.dup(file.fileno())
+        self.fd = fd
+        self._numbers = memoryview(mmap.mmap(fd, size)).cast("d")
+
+    def sign(self, process: int) -> None:
+        """This process runs."""
+        self._numbers[2 * process] = monotonic()
+
+    def age(self, process: int) -> float | None:
+        """Seconds since a process gave its last sign of life; None: it has given none since it was started."""
+        signed = self._numbers[2 * process]
+        return max(0.0, monotonic() - signed) if signed else None
+
+    def request_replacement(self, process: int) -> None:
+        """This process has a stuck handler."""
+        self._numbers[2 * process + 1] = 1.0
+
+    def wants_replacement(self, process: int) -> bool:
+        """Whether a process has asked for its replacement."""
+        return bool(self._numbers[2 * process + 1])
+
+    def reset(self, process: int) -> None:
+        """Another process takes the entry."""
+        self._numbers[2 * process] = self._numbers[2 * process + 1] = 0.0
+
+
+class LivenessReporter(Service):
+    """Gives the signs of life of this process, and calls ``also`` now and then."""
+
+    def __init__(self, board: LivenessBoard, process: int, also: Callable[[], None] | None = None) -> None:
+        super().__init__("liveness")
+        self._board, self._process, self._also = board, process, also
+
+    def serve(self) -> None:
+        also_at = 0.0
+        while not self.stopping:
+            self._board.sign(self._process)
+            if self._also is not None and monotonic() >= also_at:
+                also_at = monotonic() + ALSO_INTERVAL
+                self._also()
+            self.pause(INTERVAL)
+        if self._also is not None:
+            self._also()
+
+
+# -- low-water marks ---------------------------------------------------------------------------------------------------
+
+#: Words of one queue: a checksum of its levels, how often messages were returned, how often a mark went down otherwise,
+#: then a mark per level.
+WORDS = 512
+
+
+class SharedLowWaterMarks:
+    """A range of words per queue; ``fd`` is passed to the children."""
+
+    def __init__(self, queues: int, fd: int | None = None) -> None:
+        size = max(1, queues) * WORDS * 8
+        if fd is None:
+            with tempfile.TemporaryFile() as file:
+                file.truncate(size)
+                fd = os.dup(file.fileno())
+        self.fd = fd
+        self._words = memoryview(mmap.mmap(fd, size)).cast("q")
+
+    def share(self, queue: int, marks: LowWaterMarks) -> bool:
+        """Keep the marks of a queue here. False: its siblings have other levels (a newer version of the code), or it
+        has too many; then it keeps its own."""
+        levels = len(marks.levels)
+        start = queue * WORDS
+        checksum = crc32(repr(marks.levels).encode()) + 1
+        if levels + 3 > WORDS or self._words[start] not in (0, checksum):
+            return False
+        self._words[start] = checksum
+        marks.share(self._words[start + 3 : start + 3 + levels], self._words[start + 1 : start + 3])
+        return True
+
+    def messages_returned(self) -> None:
+        """Messages of a dead process were released: the others rescan for them."""
+        for start in range(0, len(self._words), WORDS):
+            self._words[start + 1] += 1
