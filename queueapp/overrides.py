@@ -85,7 +85,7 @@ def effective_value(queue: Any, name: str, alias: str) -> Any:
 def affects(queue: Any) -> bool:
     """Whether an override can change how messages of this queue are received."""
     delivery = queue.delivery
-    leases = delivery.semantics.name == "AT_LEAST_ONCE" or delivery.keeps_sent
+    leases = delivery.semantics.name == "AT_LEAST_ONCE" or delivery.keeps_in_flight
     return leases or delivery.expires_by_age or delivery.max_backlog is not None
 
 

@@ -354,7 +354,7 @@ def _bound(task: Any) -> Iterator[None]:
 def _subscribed(state: QueueState) -> Iterator[None]:
     """A row for it where there is nothing without one: a share of the messages, a barrier, what is sent and kept."""
     queue, alias, delivery = state.queue, state.alias, state.queue.delivery
-    if not (delivery.dispatches or delivery.keeps_sent or state.barriers is not None):
+    if not (delivery.dispatches or delivery.keeps_in_flight or state.barriers is not None):
         yield
         return
     rows = Subscriber.objects.using(alias)
@@ -367,7 +367,7 @@ def _subscribed(state: QueueState) -> Iterator[None]:
         supervisor=state.subscriber,
         alive_until=Now() + _ALIVE,
         backlog=1,
-        at_most_once=delivery.keeps_sent,
+        at_most_once=delivery.keeps_in_flight,
         consumers=json.dumps([(one.name, one.type_name) for one in registered.of(queue)]),
     )
     try:

@@ -364,8 +364,8 @@ class IdempotentTransaction:
     """One record of a message that is in no table: a connection that is lost at its commit leaves open whether it is
     there.
 
-    Each try notes the same key in its transaction (``note_processed``): the one whose note is there already has nothing
-    to write, and one that meets a commit in flight waits for its end. Maintenance deletes the notes.
+    Each try records the same key in its transaction (``record_processed``): a try that finds the key there has nothing
+    to write, and one that meets a commit in flight waits for its end. Maintenance deletes the keys.
     """
 
     def __init__(self, queue: Any, alias: str) -> None:

@@ -10,10 +10,9 @@ without an ack as attempts, because a whole process tree died or a give-back did
 messages were only waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
 
 Unacknowledged deliveries are bounded all the same, or a message that kills its process would return for ever: there may
-be as many as attempts, and ``UNENDED`` more, which is how often a message may be lost beside the one that kills (once
-in a large batch, once in a small one: ``workers.receiving.quarantine``). A handler sees them as attempts
-(``Context.attempt``): it had better know that it may have begun before.
-"""
+be as many as attempts, and ``MAX_UNACKNOWLEDGED`` more, which is how often a message may be lost beside the one that
+kills (once in a large batch, once in a small one: ``workers.receiving.quarantine``). A handler sees them as attempts
+(``Context.attempt``): it had better know that it may have begun before."""
 
 from __future__ import annotations
 

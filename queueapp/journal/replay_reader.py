@@ -119,7 +119,16 @@ def replay(
     >>> for entry in replay("orders", since="2026-11-22T10:00:00Z", filter="/total > 100"):
     ...     print(entry.bookmark, entry.decode())
     """
-    return Replay(topic, since, filter, follow, batch, bookmark_not_found, rate, using)
+    return Replay(
+        topic,
+        since,
+        filter=filter,
+        follow=follow,
+        batch=batch,
+        bookmark_not_found=bookmark_not_found,
+        rate=rate,
+        using=using,
+    )
 
 
 class Replay:
@@ -128,14 +137,16 @@ class Replay:
     def __init__(
         self,
         topic: str,
-        since: Any,
-        filter: Any,
-        follow: bool,
-        batch: int,
-        bookmark_not_found: str,
-        rate: float | None,
-        using: str | None,
+        since: Any = "epoch",
+        *,
+        filter: Any = None,
+        follow: bool = False,
+        batch: int = 500,
+        bookmark_not_found: str = "now",
+        rate: float | None = None,
+        using: str | None = None,
     ) -> None:
+        """As ``replay``."""
         self.topic = topic
         self.alias = using or router.db_for_read(JournalEntry) or "default"
         self._point = point_of(since)

@@ -222,7 +222,7 @@ def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None)
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
         locked = _locked(queue, alias, seqs).filter(lease_token__isnull=False)
-        if queue.delivery.keeps_sent:
+        if queue.delivery.keeps_in_flight:
             # A sent message is never delivered again; one that is only assigned to a worker was not delivered yet.
             locked = locked.filter(lease_token=F("lease_owner"))
         expired = _expire_spent(queue, alias, locked)

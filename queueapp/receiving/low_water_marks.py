@@ -188,6 +188,11 @@ class LowWaterMarks:
                 self._marks[index] = seq
         self._returns[0 if returned else 1] += 1
 
+    def note_returned(self) -> None:
+        """Rows came back, and it is not known which: no mark is lowered, and claims that are active do not advance
+        one."""
+        self._returns[0] += 1
+
     def retreat_all(self, seqs: Sequence[int]) -> None:
         """Lower every mark to these returned rows."""
         self.retreat(min(seqs))
@@ -301,7 +306,7 @@ class LowWaterMarks:
 
     @property
     def lowest(self) -> int:
-        """The lowest mark, for display."""
+        """The lowest mark: where a claim begins on a queue without levels."""
         return min(self._marks)
 
 

@@ -47,7 +47,7 @@ class ReceiveBatch:
         #: TRANSACTIONAL leases as well, so that single messages can be returned. A foreign table has no columns for it.
         self.leased = delivery.semantics is not Semantics.AT_MOST_ONCE and "lease_token" in columns
         #: AT_MOST_ONCE that keeps a message as in flight until it is acked.
-        self.keeps_in_flight = delivery.keeps_sent
+        self.keeps_in_flight = delivery.keeps_in_flight
         #: The claim returns whole rows: a message that the receiver expires is stored elsewhere, and nothing stays in
         #: the table.
         self.whole = not self.leased and expire_actions.keeps(queue, FORCED_EXPIRE)
@@ -76,7 +76,7 @@ class ReceiveBatch:
         if how == "cancelled" and self._reasons(message):
             ended = self._expire_at_limit(message.seq, cancelled=True)
         elif how == "cancelled":
-            ended = sql.acks.release(connection, [message.seq], self.lease, handled=True)
+            ended = sql.acks.release(connection, [message.seq], self.lease, cancelled=True)
         elif how == "expired":
             ended = self._expire(message, reason)
         else:
@@ -199,13 +199,13 @@ class ReceiveBatch:
         unended = sorted(message.seq for message in started if not message._state and not message.is_barrier)
         # A lease that was lost meanwhile is not an error here: its new owner ends the message.
         if unstarted:
-            sql.acks.release(connection, unstarted, self.lease, handled=False)
+            sql.acks.release(connection, unstarted, self.lease, cancelled=False)
         for message in started:
             if not message._state and not message.is_barrier and self._reasons(message):
                 self._expire_at_limit(message.seq, cancelled=True)
                 unended.remove(message.seq)
         if unended:
-            sql.acks.release(connection, unended, self.lease, handled=True)
+            sql.acks.release(connection, unended, self.lease, cancelled=True)
         if unstarted or unended:
             retreat_marks(self.queue, self.alias, unstarted + unended)
 

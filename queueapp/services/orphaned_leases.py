@@ -156,7 +156,7 @@ def _release(sql: QueueSql, alias: str, row: Subscriber) -> int:
         return 0
     connection, count = connections[alias], 0
     try:
-        while row.at_most_once and _is_dead(alias, row) and sql.limits.delete_sent(connection, row.id, BATCH):
+        while row.at_most_once and _is_dead(alias, row) and sql.limits.delete_in_flight(connection, row.id, BATCH):
             restart_deadline()  # at most once: these messages end with the subscriber they were sent to
         # Of a batch it is unknown which message was being handled. The rows keep that they were handed out without an
         # acknowledgement: no message loses an attempt, and these deliveries decide which are handled one by one.

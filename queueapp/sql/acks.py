@@ -29,9 +29,9 @@ class Acks(abc.ABC):
         leases were lost."""
 
     @abc.abstractmethod
-    def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
-        """End the lease and leave the message in its place. ``handled=False``: no handler started, so the delivery is
-        not counted; ``handled=True`` (cancel): the cancel is counted."""
+    def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, cancelled: bool) -> int:
+        """End the lease and leave the message in its place. ``cancelled=True``: it was returned on purpose, and the
+        cancel is counted; ``cancelled=False``: no handler started, and its delivery is not counted."""
 
     @abc.abstractmethod
     def extend(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, lease_ms: int) -> list[int]:
@@ -53,7 +53,7 @@ class Acks(abc.ABC):
 
     @abc.abstractmethod
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
-        """``release(handled=False)`` of the rows that are not locked; returns their seqs."""
+        """``release(cancelled=False)`` of the rows that are not locked; returns their seqs."""
 
 
 class LeaseHolder(NamedTuple):

@@ -121,6 +121,6 @@ class ConcurrencyLimits(abc.ABC):
         order."""
 
     @abc.abstractmethod
-    def delete_sent(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
+    def delete_in_flight(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
         """AT_MOST_ONCE: delete what was leased to a (dead) subscriber. What was shared out to it and not taken up
         stays, for ``release_owner``."""

@@ -188,7 +188,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
         assert sql.acks.ack(connection, [seq], token) == 1
         assert len(sql.claims.claim_by_delete(connection, [SeqRange()], 1)) == 1
         seq, token = claim_one()
-        assert sql.acks.release(connection, [seq], token, handled=False) == 1
+        assert sql.acks.release(connection, [seq], token, cancelled=False) == 1
         for attempt in range(5):
             verdict = apply_verdict.fail(Leased, "default", seq, ValueError("no"), consumer=None, token=None)
             assert verdict is not None
@@ -364,7 +364,7 @@ def test_a_celery_worker_receives_ends_tasks_and_runs_maintenance(celery_app: Ce
         ranges = [SeqRange(recipient="celery", priority=level) for level in range(10)]
         rows = sql.claims.claim_by_lease(connection, ranges, 3, token, uuid.uuid4(), 60_000)
         first, second, third = (row[SEQ] for row in rows)
-        assert sql.acks.release(connection, [first], token, handled=True) == 1
+        assert sql.acks.release(connection, [first], token, cancelled=True) == 1
         assert sql.acks.ack(connection, [second], token) == 1
         with transaction.atomic():
             assert buried.move_to_poison("default", LeasedMessage(third, token), "it failed")

@@ -226,8 +226,8 @@ def _deregister(queue: Any, alias: str, key: uuid.UUID) -> None:
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     with ResponseDeadline(connection) as deadline:
-        if queue.delivery.keeps_sent:
-            while sql.limits.delete_sent(connection, key, _BATCH):
+        if queue.delivery.keeps_in_flight:
+            while sql.limits.delete_in_flight(connection, key, _BATCH):
                 deadline.restart()
         if sql.table.has("lease_owner"):
             while sql.maintenance.release_owner(connection, key, _BATCH, started=False):

@@ -217,7 +217,10 @@ class ClaimTracker:
                 self.marks.advance(rows, claim.returns)
             if claim.failed:
                 # Claims of other processes may have passed what it had taken.
-                self.marks.retreat(MAX_SEQ if self.marks.leveled else claim.low)
+                if self.marks.leveled:
+                    self.marks.note_returned()
+                else:
+                    self.marks.retreat(claim.low)
             if self.marks.leveled:
                 return
             gaps = [] if claim.gap is None else [claim.gap]

@@ -48,7 +48,7 @@ _WEIGHT, _MAX_QUICKS = 0.1, 10
 #: (fast decoder of the usual body or None, decoder of any body)
 Reader = tuple[Callable[[bytes], Any] | None, messages.Read]
 
-#: Functions that wrap every handler that is looked up from now on (``processes.measuring``).
+#: Functions that wrap every handler that is looked up from now on (``processes.metrics``).
 handler_wrappers: list[Callable[[Registration, Callable[[Any, Context], None]], Callable[[Any, Context], None]]] = []
 
 

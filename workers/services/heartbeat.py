@@ -126,14 +126,14 @@ class Heartbeat(Service):
         """Release what a worker was assigned and has not handled, and delete what was sent to it and could not be
         acked: no other process would, once its row is gone."""
         delivery = pump.queue.delivery
-        if not (delivery.dispatches or delivery.keeps_sent):
+        if not (delivery.dispatches or delivery.keeps_in_flight):
             return
         connection, sql = connections[self.alias], pump.state.sql
         if delivery.dispatches:
             with transaction.atomic(using=self.alias):
                 sql.limits.lock(connection)  # wait for a process that assigns to it now; after this none does
                 Subscriber.objects.using(self.alias).filter(pk=pump.subscriber).update(receives=False)
-        while delivery.keeps_sent and sql.limits.delete_sent(connection, pump.subscriber, BATCH):
+        while delivery.keeps_in_flight and sql.limits.delete_in_flight(connection, pump.subscriber, BATCH):
             pass
         while sql.maintenance.release_owner(connection, pump.subscriber, BATCH, started=True) > 0:
             notifier.sent(pump.queue, connection)
@@ -261,7 +261,7 @@ def _first_columns(pump: QueuePump) -> dict[str, Any]:
     return {
         "concurrency": pump.pool.concurrency,
         "filter": pump.state.filter.text if pump.state.filter is not None else "",
-        "at_most_once": pump.queue.delivery.keeps_sent,
+        "at_most_once": pump.queue.delivery.keeps_in_flight,
         "consumers": json.dumps([name for consumer in pump.handlers.registrations for name in consumer.advertised()]),
     }
 

@@ -284,7 +284,7 @@ class Channel(virtual.Channel):
         queue = self._transport.queue_of(row)
         consumer = self.consumers.get(queue)
         if consumer is None:
-            self.release([lease], handled=False)
+            self.release([lease], cancelled=False)
             return False
         callback, no_ack = consumer
         message = self.received(row, lease, no_ack)
@@ -319,9 +319,9 @@ class Channel(virtual.Channel):
         """Queue the ack of a message."""
         self._transport.acked(lease)
 
-    def release(self, leases: list[LeasedMessage], *, handled: bool) -> None:
+    def release(self, leases: list[LeasedMessage], *, cancelled: bool) -> None:
         """End leases now, or as soon as the database is available."""
-        self._transport.release(leases, handled=handled)
+        self._transport.release(leases, cancelled=cancelled)
 
     def is_spent(self, message: Delivered) -> bool:
         """Whether a message becomes poison instead of being requeued: its task killed its process in each of
@@ -353,7 +353,7 @@ class Channel(virtual.Channel):
         try:
             with_retries(self.alias, move)
         except Exception:
-            self.release([lease], handled=True)
+            self.release([lease], cancelled=True)
             raise
         self._transport.forget([lease])
 

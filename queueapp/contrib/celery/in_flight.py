@@ -156,9 +156,9 @@ class Leases:
                 )  # fmt: skip
         return total
 
-    def release(self, connection: Any, leases: Iterable[LeasedMessage], *, handled: bool) -> int:
-        """End leases now, each message in its old place; returns the number that were still leased here. ``handled``: a
-        consumer had the messages, so their delivery stays counted. A release that fails is tried again by
+    def release(self, connection: Any, leases: Iterable[LeasedMessage], *, cancelled: bool) -> int:
+        """End leases now, each message in its old place; returns the number that were still leased here.
+        ``cancelled``: a consumer had the messages, so their delivery stays counted. A release that fails is tried again by
         ``retry_releases``."""
         by_token: dict[uuid.UUID, list[int]] = {}
         for lease in leases:
@@ -168,11 +168,11 @@ class Leases:
         while by_token:
             token, seqs = next(iter(by_token.items()))
             try:
-                count += sql.acks.release(connection, sorted(seqs), token, handled=handled)
+                count += sql.acks.release(connection, sorted(seqs), token, cancelled=cancelled)
             except BaseException:
                 with self._lock:
                     for unreleased, remaining in by_token.items():
-                        self._unreleased.setdefault((unreleased, handled), []).extend(remaining)
+                        self._unreleased.setdefault((unreleased, cancelled), []).extend(remaining)
                 raise
             del by_token[token]
             with self._lock:
@@ -184,8 +184,8 @@ class Leases:
         with self._lock:
             unreleased, self._unreleased = self._unreleased, {}
         count = 0
-        for (token, handled), seqs in unreleased.items():
-            count += self.release(connection, [LeasedMessage(seq, token) for seq in seqs], handled=handled)
+        for (token, cancelled), seqs in unreleased.items():
+            count += self.release(connection, [LeasedMessage(seq, token) for seq in seqs], cancelled=cancelled)
         return count
 
     def renew(self, connection: Any) -> None:

@@ -73,7 +73,7 @@ class QoS(virtual.QoS):
         if message is None or message.lease is None:
             return
         if requeue and not self.channel.is_spent(message):
-            self.channel.release([message.lease], handled=True)
+            self.channel.release([message.lease], cancelled=True)
         else:
             self.channel.move_to_poison(message)
 
@@ -82,7 +82,7 @@ class QoS(virtual.QoS):
         self._delivered = OrderedDict()
         leases = [message.lease for message in delivered.values() if message.lease is not None]
         if leases:
-            self.channel.release(leases, handled=True)
+            self.channel.release(leases, cancelled=True)
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

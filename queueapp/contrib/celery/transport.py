@@ -327,7 +327,7 @@ class Transport(virtual.Transport):
                     lease, f"max_deliveries: delivered {row[DELIVERIES] - 1} times and never acked."
                 )
         except Exception:
-            self.release([lease for _, lease in deliverable], handled=False)  # no other code has their leases
+            self.release([lease for _, lease in deliverable], cancelled=False)  # no other code has their leases
             raise
         return deliverable
 
@@ -347,14 +347,14 @@ class Transport(virtual.Transport):
         """Drop messages that were ended without an ack."""
         self._agent_leases().forget(leases)
 
-    def release(self, leases: list[LeasedMessage], *, handled: bool) -> None:
+    def release(self, leases: list[LeasedMessage], *, cancelled: bool) -> None:
         """End leases now; if the database is not available, the agent does it as soon as it is."""
         if self._is_inherited or not leases:
             return
         agent = self._agent or self._join_agent()
         try:
             with self._session.use() as connection:
-                if agent.leases.release(connection, leases, handled=handled):
+                if agent.leases.release(connection, leases, cancelled=cancelled):
                     notifier.sent(BrokerQueue, connection)
         except Error:
             agent.wake()
@@ -374,7 +374,7 @@ class Transport(virtual.Transport):
             claims = [claim for claim in channel.read_ahead if queue is None or self.queue_of(claim[0]) == queue]
             for claim in claims:
                 channel.read_ahead.remove(claim)
-        self.release([lease for _, lease in claims], handled=False)
+        self.release([lease for _, lease in claims], cancelled=False)
 
     def release_stale(self, before: float) -> None:
         """Release messages read ahead before this time and not delivered: a task blocks the main thread, or the pool is
@@ -389,7 +389,7 @@ class Transport(virtual.Transport):
                 leases += [lease for _, lease in channel.read_ahead]
                 channel.read_ahead.clear()
         self._poller.read_ahead = 0
-        self.release(leases, handled=False)
+        self.release(leases, cancelled=False)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -105,9 +105,9 @@ class Delivery(DeliveryOptions):
         return capped or self.dispatches
 
     @property
-    def keeps_sent(self) -> bool:
-        """AT_MOST_ONCE whose messages stay as *sent* rows, never handed out again, until their handlers have ended: an
-        ack frees their place in the backlog, and barriers wait for it."""
+    def keeps_in_flight(self) -> bool:
+        """Whether AT_MOST_ONCE messages stay in the table until their handlers have ended, leased and never handed out
+        again: an ack frees their place in the backlog, and barriers wait for it."""
         return self.semantics is Semantics.AT_MOST_ONCE and (self.counts_leases or self.has_barriers)
 
     def table_options(self) -> dict[str, Any]:

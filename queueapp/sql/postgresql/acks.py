@@ -23,9 +23,9 @@ class PostgresqlAcks(Statements, Acks):
         sql = f"DELETE FROM {self._q} WHERE {self._fenced} AND {self._c['seq']} = ANY(%s)"
         return self._guard.execute_by_key(connection, sql, (token, list(seqs)))
 
-    def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
+    def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, cancelled: bool) -> int:
         c = self._c
-        counts = f"{c['cancels']} = {c['cancels']} + 1" if handled else f"{c['deliveries']} = {c['deliveries']} - 1"
+        counts = f"{c['cancels']} = {c['cancels']} + 1" if cancelled else f"{c['deliveries']} = {c['deliveries']} - 1"
         # Primary key, fenced by the token. The message keeps its seq, so its position.
         sql = (
             f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL, "

@@ -204,7 +204,7 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
         rows.sort(key=self._order)
         return rows
 
-    def delete_sent(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
+    def delete_in_flight(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
         c = self._c
         # The partial index on leased rows, by owner, where it exists; otherwise a scan, once per dead subscriber. Safe:
         # SKIP LOCKED; the owner is dead, and its id is unique.

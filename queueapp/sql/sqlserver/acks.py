@@ -43,9 +43,9 @@ class SqlServerAcks(Statements, Acks):
     def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
         return execute(connection, f"DELETE q {self._leased()}", (json_of(list(seqs)), token))
 
-    def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, handled: bool) -> int:
+    def release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, *, cancelled: bool) -> int:
         c = self._c
-        counts = f"{c['cancels']} = {c['cancels']} + 1" if handled else f"{c['deliveries']} = {c['deliveries']} - 1"
+        counts = f"{c['cancels']} = {c['cancels']} + 1" if cancelled else f"{c['deliveries']} = {c['deliveries']} - 1"
         # The message keeps its seq, so its position.
         sql = f"UPDATE q {self._unlease()}, {counts} {self._leased()}"
         return execute(connection, sql, (json_of(list(seqs)), token))

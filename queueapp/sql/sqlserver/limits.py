@@ -256,7 +256,7 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         rows = returned.tuples(fetch(connection, take, (token, *of_until, json_of(keys), owner, owner)))
         return sorted(rows, key=self._order)
 
-    def delete_sent(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
+    def delete_in_flight(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
         c = self._c
         ours = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} <> %s"
         # Index: the filtered one on leased rows, by hint, by owner, where it exists; otherwise a scan, once per dead

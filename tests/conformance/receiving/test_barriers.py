@@ -306,7 +306,7 @@ def test_barrier_rule_8_at_most_once_waits_for_acks_and_hands_nothing_out_twice(
     eventually(lambda: field._workers[0].pump.stats.peeks > 5)
     assert field.began == []
 
-    assert sql.limits.delete_sent(connection, owner, 100) == 1
+    assert sql.limits.delete_in_flight(connection, owner, 100) == 1
     eventually(lambda: field.ended == [100])
     assert field.rows.count() == 0
 

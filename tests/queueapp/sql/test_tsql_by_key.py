@@ -188,7 +188,7 @@ TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
         [],
     ),
     "shared out": (lambda c: SqlServerBackend().queue(CAPPED).limits.take_up(c, OWNER, MANY, TOKEN, 1), []),
-    "sent": (lambda c: SqlServerBackend().queue(CAPPED).limits.delete_sent(c, OWNER, MANY), []),
+    "sent": (lambda c: SqlServerBackend().queue(CAPPED).limits.delete_in_flight(c, OWNER, MANY), []),
     "due": (lambda c: SqlServerBackend().delayed.lock_due(c, DELAYED, "SECRET", MANY), []),
     "journal": (lambda c: SqlServerJournalSql("queueapp_journalentry").purge(c, "SECRET", 1, BEGINNING, MANY), []),
     "priorities": (

@@ -40,7 +40,7 @@ VERBS: dict[str, tuple[Verb, type[exp.Expression], bool]] = {
     "count shared out": (_after([[(0,)]], lambda s, c: s.limits.count_shared_out(c, OWNER)), exp.Select, True),
     "take up": (_after(KEY, lambda s, c: s.limits.take_up(c, OWNER, 5, TOKEN, 10**12)), exp.Update, True),
     "take up for ever": (_after(KEY, lambda s, c: s.limits.take_up(c, OWNER, 5, TOKEN, None)), exp.Update, True),
-    "delete sent": (_after(KEY, lambda s, c: s.limits.delete_sent(c, OWNER, 5)), exp.Delete, True),
+    "delete sent": (_after(KEY, lambda s, c: s.limits.delete_in_flight(c, OWNER, 5)), exp.Delete, True),
     "release": (_after(KEY, lambda s, c: s.maintenance.release_owner(c, OWNER, 5, started=False)), exp.Update, False),
     "extend": (_after([], lambda s, c: s.acks.extend(c, [1], TOKEN, 5)), exp.Update, False),
     "renew": (_after([], lambda s, c: s.acks.renew(c, [1], TOKEN, 5, 100)), exp.Update, False),

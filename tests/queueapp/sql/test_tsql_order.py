@@ -196,7 +196,9 @@ def test_barriers_are_t_sql(
 
 
 def test_what_a_dead_worker_was_handing_out_at_most_once_is_deleted() -> None:
-    _, delete = sent(QueueTable.of(FencedAtMostOnce), [[(4,), (5,)]], lambda s, c: s.limits.delete_sent(c, OWNER, 100))
+    _, delete = sent(
+        QueueTable.of(FencedAtMostOnce), [[(4,), (5,)]], lambda s, c: s.limits.delete_in_flight(c, OWNER, 100)
+    )
 
     assert type(delete.tree[0]) is exp.Delete
 

@@ -89,7 +89,7 @@ def test_only_what_is_leased_under_the_token_is_touched(server: Server, verb: Ve
     ranges = levels(3)
     stale, _ = server.lease(AddressedUrgent, 3, ranges=ranges, lease_ms=1)
     server.passed(lambda: server.row(AddressedUrgent, mine).lease_expires)
-    server.sql(AddressedUrgent).acks.release(server.connection, [free], stale, handled=False)
+    server.sql(AddressedUrgent).acks.release(server.connection, [free], stale, cancelled=False)
     fresh, _ = server.lease(AddressedUrgent, 1, ranges=[r._replace(low=taken, high=taken) for r in ranges])
     before = [(row.deliveries, row.lease_token, row.lease_expires) for row in server.rows(AddressedUrgent)[:2]]
 

@@ -13,18 +13,23 @@ from .set_consumers import SetReceiver
 from .transactional import TransactionalReceiver
 from .transactional_batch import TransactionBatchReceiver
 
+_RECEIVERS: dict[Semantics, type[Receiver]] = {
+    Semantics.AT_LEAST_ONCE: AtLeastOnceReceiver,
+    Semantics.AT_MOST_ONCE: AtMostOnceReceiver,
+    Semantics.TRANSACTIONAL: TransactionalReceiver,
+}
+
 
 def receiver_class_for(delivery: Delivery, handlers: HandlerTable) -> type[Receiver]:
     """The class that receives a queue with these options for these consumers."""
     if handlers.resolver is not None and handlers.resolver.alone:
         return SetReceiver
-    if delivery.semantics is Semantics.AT_MOST_ONCE:
-        return AtMostOnceReceiver
-    if delivery.semantics is Semantics.AT_LEAST_ONCE:
-        return AtLeastOnceReceiver
-    if delivery.transaction_size > 1 or handlers.largest_batch:
+    receiver = _RECEIVERS.get(delivery.semantics)
+    if receiver is None:
+        raise NotImplementedError(f"{delivery.semantics} has no receiver: add a class of this package to _RECEIVERS.")
+    if receiver is TransactionalReceiver and (delivery.transaction_size > 1 or handlers.largest_batch):
         return TransactionBatchReceiver
-    return TransactionalReceiver
+    return receiver
 
 
 __all__ = [

@@ -209,7 +209,7 @@ class BatchLeaser:
         if surplus:
             state = self._state
             with ResponseDeadline(connections[state.alias]):
-                ended = state.sql.acks.release(connections[state.alias], surplus, batch.token, handled=False)
+                ended = state.sql.acks.release(connections[state.alias], surplus, batch.token, cancelled=False)
             if not state.queue.delivery.others_may_end:
                 state.stats.lost += len(surplus) - ended
             state.messages_returned(surplus)
@@ -317,7 +317,7 @@ class AtLeastOnceReceiver(Receiver):
             outcomes.recover(self, row, error, batch.token, items)
         if skipped:
             with ResponseDeadline(connections[self.alias]):
-                self.sql.acks.release(connections[self.alias], sorted(skipped), batch.token, handled=False)
+                self.sql.acks.release(connections[self.alias], sorted(skipped), batch.token, cancelled=False)
             self.state.skipped.skip(claim, claim.rows or (), skipped)
         failures.clear()
         skipped.clear()

@@ -3,7 +3,7 @@ is kept as poison.
 
     delete (committed) --> handlers --failed--> poison
 
-On a queue that counts what is leased, or has barriers, a message is claimed as *sent* instead: it stays in its table,
+On a queue that counts what is leased, or has barriers, a message is leased instead of deleted: it stays in its table,
 under a lease that never expires, is never delivered again, and is deleted when its handler has ended, whatever the
 outcome, or when its subscriber is dead. Until then it takes its place in the backlog, and barriers wait for it.
 
@@ -56,8 +56,8 @@ class AtMostOnceReceiver(Receiver):
 
     def __init__(self, state: QueueState, slot: InFlightSlot | None) -> None:
         super().__init__(state, slot)
-        #: Whether messages are claimed as sent, and not deleted by their claim.
-        self._keeps_sent: bool = self.queue.delivery.keeps_sent
+        #: Whether messages are leased by their claim, and not deleted by it.
+        self._keeps_in_flight: bool = self.queue.delivery.keeps_in_flight
         # A batch is gone when it is claimed, so a crash may lose all of it: BATCH_TARGET's worth of work.
         limit = min(settings.AT_MOST_ONCE_BATCH, backend_of(connections[self.alias]).max_batch)
         self._target = settings.BATCH_TARGET.total_seconds()
@@ -70,8 +70,8 @@ class AtMostOnceReceiver(Receiver):
     def receive(self, limit: int) -> int:
         if self.batches is not None and not (limit := self.batches.gather(limit)):
             return 0
-        if self._keeps_sent:
-            return self._receive_sent(limit)
+        if self._keeps_in_flight:
+            return self._receive_leased(limit)
         with self.only_here():
             return self._receive_deleted(limit)
 
@@ -134,9 +134,9 @@ class AtMostOnceReceiver(Receiver):
         self.size.observe(len(rows), monotonic() - started, full=len(rows) >= limit)
         return len(rows)
 
-    # -- claimed as sent ----------------------------------------------------------------------------------------------
+    # -- leased for ever ---------------------------------------------------------------------------------------------
 
-    def _receive_sent(self, limit: int) -> int:
+    def _receive_leased(self, limit: int) -> int:
         limited = self.state.limited_claims
         self.full = False
         connection = connections[self.alias]
@@ -171,10 +171,10 @@ class AtMostOnceReceiver(Receiver):
             released = set(skipped)
             rows = [row for row in rows if row[SEQ] not in released]
         if rows:
-            self._handle_sent(rows, token)
+            self._handle_leased(rows, token)
         return len(taken.rows)
 
-    def _handle_sent(self, rows: list[Claimed], token: uuid.UUID) -> None:
+    def _handle_leased(self, rows: list[Claimed], token: uuid.UUID) -> None:
         ended: list[int] = []
         handled = 0
         started = flushed = monotonic()
@@ -191,7 +191,7 @@ class AtMostOnceReceiver(Receiver):
                 handled += 1
             else:
                 assert isinstance(outcome, BaseException)
-                self._keep_sent(row, outcome, token)
+                self._keep_leased(row, outcome, token)
                 self.guard.mark_used()
             ended.append(row[SEQ])
             if monotonic() > flushed + 2 * self._target:  # slow handlers: free their capacity meanwhile
@@ -204,7 +204,7 @@ class AtMostOnceReceiver(Receiver):
     def _release(self, seqs: list[int], token: uuid.UUID) -> None:
         connection = connections[self.alias]
         with ResponseDeadline(connection):
-            self.sql.acks.release(connection, seqs, token, handled=False)
+            self.sql.acks.release(connection, seqs, token, cancelled=False)
 
     def _ack(self, ended: list[int], handled: int, token: uuid.UUID) -> int:
         """Delete what has ended, of which so many were handled; return how many remain to be counted. It is tried again
@@ -233,7 +233,7 @@ class AtMostOnceReceiver(Receiver):
             return 0
         return handled
 
-    def _keep_sent(self, claimed: Claimed, error: BaseException, token: uuid.UUID) -> None:
+    def _keep_leased(self, claimed: Claimed, error: BaseException, token: uuid.UUID) -> None:
         """Keep what its handler failed on as poison; the row goes with the others of its batch, or with this worker."""
         connection = connections[self.alias]
         while True:

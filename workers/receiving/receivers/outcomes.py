@@ -58,7 +58,7 @@ def recover(
         # A lease is released uncounted; what was received in a transaction is back since its rollback.
         if token is not None:
             with ResponseDeadline(connection):
-                receiver.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
+                receiver.sql.acks.release(connection, [claimed[SEQ]], token, cancelled=False)
         state.messages_returned([claimed[SEQ]])
         return
     if not isinstance(error, MessageCancelled):

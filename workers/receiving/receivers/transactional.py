@@ -325,7 +325,7 @@ class TransactionalReceiver(Receiver):
                 # A victim did nothing wrong: everything was rolled back, it is received again.
                 if token is not None:
                     with ResponseDeadline(connection):
-                        self.sql.acks.release(connection, [seq], token, handled=False)
+                        self.sql.acks.release(connection, [seq], token, cancelled=False)
                 self.state.retried(seq)
                 return
         outcomes.recover(self, claimed, error, token, self.items)
@@ -378,7 +378,7 @@ class TransactionalReceiver(Receiver):
             with ResponseDeadline(connection) as deadline, transaction.atomic(using=self.alias):
                 elsewhere = self.state.claims.excludes(claimed[SEQ])  # since before crashes were tracked
                 if elsewhere or (self._needs_permits and not self._take_permit(connection)):
-                    self.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
+                    self.sql.acks.release(connection, [claimed[SEQ]], token, cancelled=False)
                     return
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
                 if self.sql.acks.ack(connection, [claimed[SEQ]], token) != 1:
@@ -401,7 +401,7 @@ class TransactionalReceiver(Receiver):
             self.state.health.succeeded(1)
         elif outcome is False:
             with ResponseDeadline(connection):
-                self.sql.acks.release(connection, [claimed[SEQ]], token, handled=False)
+                self.sql.acks.release(connection, [claimed[SEQ]], token, cancelled=False)
             self.state.skipped.skip(claim, claim.rows or (), [claimed[SEQ]])
         else:
             assert isinstance(outcome, BaseException)

@@ -52,7 +52,7 @@ RESULTS, KEYS, EARLY = (one._meta.db_table for one in (Result, MessageKey, Defer
 Verb = Callable[[Any, list[int], uuid.UUID], object]
 VERBS: dict[str, Verb] = {
     "ack": lambda sql, seqs, token: sql.acks.ack(connection, seqs, token),
-    "give_back": lambda sql, seqs, token: sql.acks.release(connection, seqs, token, handled=False),
+    "give_back": lambda sql, seqs, token: sql.acks.release(connection, seqs, token, cancelled=False),
     "extend": lambda sql, seqs, token: sql.acks.extend(connection, seqs, token, 60_000),
     "write_headers": lambda sql, seqs, token: sql.acks.write_headers(connection, seqs[0], token, "{}"),
     "lock": lambda sql, seqs, token: sql.failures.lock(connection, seqs[0], token, 1000),

@@ -92,7 +92,7 @@ def test_what_was_given_back_or_released_frees_its_place_and_is_counted_once_whe
     one, connection = Claimer(server.alias), connections[server.alias]
     sql = queue_sql(Capped, connection)
     token, seqs = one.claim(4, 4)
-    assert sql.acks.release(connection, seqs[:1], token, handled=True) == 1
+    assert sql.acks.release(connection, seqs[:1], token, cancelled=True) == 1
     again = one.claim(1, 4)
     assert again[1] == seqs[:1]  # its old place
     assert one.claim(1, 4)[1] == []

@@ -153,7 +153,7 @@ def test_acks_where_messages_are_shared_out_seek_their_own_messages_and_do_not_w
 
     before = read_of_leases()
     assert len(sql.acks.extend(connection, seqs[:200], token, 60_000)) == 200
-    assert sql.acks.release(connection, seqs[:200], token, handled=False) == 200
+    assert sql.acks.release(connection, seqs[:200], token, cancelled=False) == 200
     assert sql.acks.ack(connection, seqs[200:], token) == 300
     assert read_of_leases() - before == 0
 
@@ -180,7 +180,7 @@ def test_at_most_once_of_a_dead_subscriber_is_deleted_and_not_given_back(server:
         heads = sql.limits.lock_heads(connection, ALL, 1, bodies=False)
         sql.limits.share_out(connection, [heads[0][SEQ]], [dead], 60_000)
 
-    assert sql.limits.delete_sent(connection, dead, 100) == 3
+    assert sql.limits.delete_in_flight(connection, dead, 100) == 3
     assert sql.maintenance.release_owner(connection, dead, 100, started=False) == 1
 
     assert [row.deliveries for row in InTurnsOnce.objects.using(server.alias).order_by("seq")] == [0, 0]

@@ -53,7 +53,7 @@ def test_ack_of_a_lease_that_somebody_else_has_now_is_refused(server: Server) ->
     assert again == [seq]
     assert server.sql(Leased).acks.ack(server.connection, [seq], stale) == 0
     assert server.sql(Leased).acks.extend(server.connection, [seq], stale, 1_000) == []
-    assert server.sql(Leased).acks.release(server.connection, [seq], stale, handled=True) == 0
+    assert server.sql(Leased).acks.release(server.connection, [seq], stale, cancelled=True) == 0
     assert server.row(Leased, seq).lease_token == fresh
     assert server.sql(Leased).acks.ack(server.connection, [seq], fresh) == 1
 
@@ -72,7 +72,7 @@ def test_no_seqs_are_no_messages(server: Server) -> None:
     token, _ = server.lease(Leased)
 
     assert server.sql(Leased).acks.ack(server.connection, [], token) == 0
-    assert server.sql(Leased).acks.release(server.connection, [], token, handled=False) == 0
+    assert server.sql(Leased).acks.release(server.connection, [], token, cancelled=False) == 0
     assert server.sql(Leased).acks.extend(server.connection, [], token, 1_000) == []
     assert server.sql(Leased).failures.remove(server.connection, []) == 0
 
@@ -81,7 +81,7 @@ def test_what_was_handled_and_given_back_counts_as_a_cancel(server: Server) -> N
     (seq,) = server.put(Leased)
     token, _ = server.lease(Leased)
 
-    assert server.sql(Leased).acks.release(server.connection, [seq], token, handled=True) == 1
+    assert server.sql(Leased).acks.release(server.connection, [seq], token, cancelled=True) == 1
 
     row = server.row(Leased, seq)
     assert (row.deliveries, row.cancels) == (1, 1)
@@ -93,7 +93,7 @@ def test_what_was_never_started_and_given_back_was_not_delivered(server: Server)
     seqs = server.put(AddressedUrgent, 3, priority=1)
     token, leased = server.lease(AddressedUrgent, 2, ranges=levels(3))
 
-    assert server.sql(AddressedUrgent).acks.release(server.connection, leased, token, handled=False) == 2
+    assert server.sql(AddressedUrgent).acks.release(server.connection, leased, token, cancelled=False) == 2
 
     assert [(row.deliveries, row.cancels) for row in server.rows(AddressedUrgent)] == [(0, 0)] * 3
     assert server.lease(AddressedUrgent, ranges=levels(3))[1] == seqs
@@ -102,7 +102,7 @@ def test_what_was_never_started_and_given_back_was_not_delivered(server: Server)
 def test_message_that_was_given_back_keeps_its_place(server: Server) -> None:
     seqs = server.put(Leased, 3)
     token, leased = server.lease(Leased, 1)
-    server.sql(Leased).acks.release(server.connection, leased, token, handled=True)
+    server.sql(Leased).acks.release(server.connection, leased, token, cancelled=True)
 
     assert server.lease(Leased, 1)[1] == seqs[:1]
 

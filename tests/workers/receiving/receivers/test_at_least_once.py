@@ -116,7 +116,7 @@ def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_h
     class Taken(deque[Any]):
         def popleft(self) -> Any:
             if len(self) == 1 and isinstance(self[0], tuple):
-                one.task.sql.acks.release(connection, one.batch.take_waiting(), one.batch.token, handled=False)
+                one.task.sql.acks.release(connection, one.batch.take_waiting(), one.batch.token, cancelled=False)
             return super().popleft()
 
     monkeypatch.setattr(at_least_once, "deque", Taken)
