@@ -200,56 +200,22 @@ def _liveness_service(
 
 def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     """Receive the queues until stopping."""
-    from django.db import router
-
-    from queueapp import registry
     from queueapp.conf import settings
     from queueapp.models.delivery import Semantics
     from queueapp.services.connection_timeouts import ConnectionWatchdog
     from queueapp.services.listener import Listener
 
-    from ..receiving.pump import QueuePump
-    from ..receiving.quarantine import Quarantine
     from ..services.heartbeat import Heartbeat
     from ..services.lease_renewer import LeaseRenewer
     from .crash_recovery import FAILED, STUCK
-    from .shared_memory import InFlightSlots, LivenessBoard, SharedLowWaterMarks, receivers_and_slots
-    from .watchdog import Watchdog, interrupt_all
+    from .shared_memory import LivenessBoard
+    from .watchdog import Watchdog
 
     if options.has_metrics:
         from .metrics import MetricsRecorder
 
         MetricsRecorder.install()
-    slots = InFlightSlots(options.slots, options.slots_fd) if options.slots else None
-    marks = SharedLowWaterMarks(len(options.queues), options.marks_fd) if options.marks_fd >= 0 else None
-    quarantine = Quarantine()
-    pumps: list[QueuePump] = []
-    used = 0
-    for index, label in enumerate(options.queues):
-        queue = registry.queues.find(label)
-        alias = router.db_for_write(queue)
-        concurrency, slot_count = receivers_and_slots(queue, options.concurrency)
-        own = None
-        if slots is not None:
-            own = [slots.slot(used + i) for i in range(slot_count)]
-            used += slot_count
-        pump = QueuePump(
-            queue,
-            alias,
-            stopping=stages.stopping,
-            slots=own,
-            concurrency=concurrency,
-            quarantine=quarantine,
-            backlog=options.backlogs.get(label),
-            filter=options.filters.get(label, ""),
-            only_consumers=options.only_consumers,
-        )
-        if marks is not None:
-            marks.share(index, pump.marks)
-        for slot in own or ():
-            slot.describe(index, pump.subscriber)
-        pumps.append(pump)
-
+    pumps = _make_pumps(options, stages)
     by_alias: defaultdict[str, list[QueuePump]] = defaultdict(list)
     for pump in pumps:
         by_alias[pump.alias].append(pump)
@@ -295,20 +261,7 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     stats = StatsLog(pumps)
     while not stages.wait(STATS_INTERVAL):
         stats.log_interval()
-    for pump in pumps:
-        pump.wake()
-    if stages.retiring.is_set():
-        _wait_for_healthy(pumps, stages)
-    grace = (
-        settings.SHUTDOWN_GRACE.total_seconds()
-        if not stages.retiring.is_set() or stages.stop_requested.is_set()
-        else 0.0
-    )
-    clean = _wait_for_pumps(pumps, pump_services, stages, grace)
-    if not clean:
-        count = interrupt_all(pumps)
-        log.warning("%d handler%s still running; interrupted.", count, " was" if count == 1 else "s were")
-        clean = _wait_for_pumps(pumps, pump_services, stages, INTERRUPT_GRACE, until_hard_stop=False)
+    clean = _end_pumps(pumps, pump_services, stages)
     stop_all(heartbeats, INTERRUPT_GRACE)  # or a last heartbeat would write the rows anew that are deleted next
     if clean:
         for heartbeat in heartbeats:
@@ -318,6 +271,70 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     if not clean:
         return STUCK
     return FAILED if stages.failed else 0
+
+
+def _make_pumps(options: ChildOptions, stages: ShutdownStages) -> list[QueuePump]:
+    """A pump per queue, over the memory that this process shares with its supervisor and its siblings."""
+    from django.db import router
+
+    from queueapp import registry
+
+    from ..receiving.pump import QueuePump
+    from ..receiving.quarantine import Quarantine
+    from .shared_memory import InFlightSlots, SharedLowWaterMarks, receivers_and_slots
+
+    slots = InFlightSlots(options.slots, options.slots_fd) if options.slots else None
+    marks = SharedLowWaterMarks(len(options.queues), options.marks_fd) if options.marks_fd >= 0 else None
+    quarantine = Quarantine()
+    pumps: list[QueuePump] = []
+    used = 0
+    for index, label in enumerate(options.queues):
+        queue = registry.queues.find(label)
+        alias = router.db_for_write(queue)
+        concurrency, slot_count = receivers_and_slots(queue, options.concurrency)
+        own = None
+        if slots is not None:
+            own = [slots.slot(used + i) for i in range(slot_count)]
+            used += slot_count
+        pump = QueuePump(
+            queue,
+            alias,
+            stopping=stages.stopping,
+            slots=own,
+            concurrency=concurrency,
+            quarantine=quarantine,
+            backlog=options.backlogs.get(label),
+            filter=options.filters.get(label, ""),
+            only_consumers=options.only_consumers,
+        )
+        if marks is not None:
+            marks.share(index, pump.marks)
+        for slot in own or ():
+            slot.describe(index, pump.subscriber)
+        pumps.append(pump)
+    return pumps
+
+
+def _end_pumps(pumps: list[QueuePump], services: Sequence[FunctionService], stages: ShutdownStages) -> bool:
+    """Wait for the handlers that run, and interrupt them when their grace is over; returns whether all have ended."""
+    from queueapp.conf import settings
+
+    from .watchdog import interrupt_all
+
+    for pump in pumps:
+        pump.wake()
+    if stages.retiring.is_set():
+        _wait_for_healthy(pumps, stages)
+    grace = (
+        settings.SHUTDOWN_GRACE.total_seconds()
+        if not stages.retiring.is_set() or stages.stop_requested.is_set()
+        else 0.0
+    )
+    if _wait_for_pumps(pumps, services, stages, grace):
+        return True
+    count = interrupt_all(pumps)
+    log.warning("%d handler%s still running; interrupted.", count, " was" if count == 1 else "s were")
+    return _wait_for_pumps(pumps, services, stages, INTERRUPT_GRACE, until_hard_stop=False)
 
 
 class StatsLog:

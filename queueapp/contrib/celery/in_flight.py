@@ -158,8 +158,8 @@ class Leases:
 
     def release(self, connection: Any, leases: Iterable[LeasedMessage], *, cancelled: bool) -> int:
         """End leases now, each message in its old place; returns the number that were still leased here.
-        ``cancelled``: a consumer had the messages, so their delivery stays counted. A release that fails is tried again by
-        ``retry_releases``."""
+        ``cancelled``: a consumer had the messages, so their delivery stays counted. A release that fails is tried
+        again by ``retry_releases``."""
         by_token: dict[uuid.UUID, list[int]] = {}
         for lease in leases:
             by_token.setdefault(lease.token, []).append(lease.seq)

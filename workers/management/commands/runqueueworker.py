@@ -124,6 +124,45 @@ class Command(OperatorCommand):
                 raise CommandError(
                     f"--until-empty cannot count delayed messages. {MissingVerb(delayed.store_of(alias), 'count')}"
                 )
+        self._check_databases(queues, options)
+        endpoint = bind(options["http"])
+        supervisor = Supervisor(
+            queues,
+            processes=options["processes"],
+            concurrency=options["concurrency"],
+            dispatcher=not options["no_dispatcher"],
+            maintenance=not options["no_maintenance"],
+            until_empty=options["until_empty"],
+            backlogs=backlogs,
+            filters=filters,
+            only_consumers=only_consumers,
+            endpoint=endpoint,
+        )
+        probes = f" (probes and metrics: {endpoint.address})" if endpoint is not None else ""
+        self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}{probes}. Ctrl-C stops.")
+        self.stdout.flush()
+        with inline.disabled_in_worker():
+            self._explain(supervisor.run(), supervisor)
+
+    @staticmethod
+    def _explain(code: int, supervisor: Supervisor) -> None:
+        """Raise CommandError with the exit code of the tree, unless all is well."""
+        if code == REFUSED:
+            raise CommandError(
+                f"The remaining messages cannot be received: {supervisor.remaining.words}", returncode=code
+            )
+        if code == UNROUTABLE:
+            raise CommandError(
+                f"The remaining messages have no consumer here: {supervisor.remaining.words}.", returncode=code
+            )
+        if code:
+            raise CommandError(
+                "A worker process did not stop cleanly. Its messages were released, unless the log says otherwise.",
+                returncode=code,
+            )
+
+    def _check_databases(self, queues: list[Any], options: dict[str, Any]) -> None:
+        """Raise where a database lacks what the workers need: a supported server, tables, privileges, connections."""
         require_shareable_databases()
         by_alias: dict[str, list[Any]] = {}
         for queue in queues:
@@ -144,37 +183,6 @@ class Command(OperatorCommand):
         for alias, own in by_alias.items():
             report_database(self, alias, [*own, DelayedMessage])
         connections.close_all()
-        endpoint = bind(options["http"])
-        supervisor = Supervisor(
-            queues,
-            processes=options["processes"],
-            concurrency=options["concurrency"],
-            dispatcher=not options["no_dispatcher"],
-            maintenance=not options["no_maintenance"],
-            until_empty=options["until_empty"],
-            backlogs=backlogs,
-            filters=filters,
-            only_consumers=only_consumers,
-            endpoint=endpoint,
-        )
-        probes = f" (probes and metrics: {endpoint.address})" if endpoint is not None else ""
-        self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}{probes}. Ctrl-C stops.")
-        self.stdout.flush()
-        with inline.disabled_in_worker():
-            code = supervisor.run()
-        if code == REFUSED:
-            raise CommandError(
-                f"The remaining messages cannot be received: {supervisor.remaining.words}", returncode=code
-            )
-        if code == UNROUTABLE:
-            raise CommandError(
-                f"The remaining messages have no consumer here: {supervisor.remaining.words}.", returncode=code
-            )
-        if code:
-            raise CommandError(
-                "A worker process did not stop cleanly. Its messages were released, unless the log says otherwise.",
-                returncode=code,
-            )
 
     def _require_rights(self, alias: str, queues: list[Any]) -> None:
         """Raise CommandError where the database user may not receive; warn about other missing privileges."""
