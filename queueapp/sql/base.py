@@ -2,10 +2,10 @@
 subject.
 
 Each subject of a queue has an interface in a module of its own beside this one, and an implementation in the module of
-the same name in ``postgresql/`` and ``sqlserver/``. The interfaces of what a vendor's server has beside tables are
-in ``database``. The first argument of every verb is a Django connection. A verb executes one
-statement (two where it says so) in the connection's transaction and never commits. Verbs that end messages return how
-many rows they ended, and the caller compares. All times are the database's.
+the same name in ``postgresql/`` and ``sqlserver/``. What a vendor's server has beside tables is in ``database``. The
+first argument of every verb is a Django connection. A verb executes one statement (two where it says so) in the
+connection's transaction and never commits. Verbs that end messages return how many rows they ended, and the caller
+compares. All times are the database's.
 """
 
 from __future__ import annotations

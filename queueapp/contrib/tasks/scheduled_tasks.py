@@ -12,7 +12,7 @@ from ...schedules import declarations, stored
 from ...sending.validation import alias_of
 from .backend import QueueBackend
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
-from .import_task import task_at
+from .serialization import task_at
 
 
 def install() -> None:

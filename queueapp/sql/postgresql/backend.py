@@ -15,17 +15,15 @@ from ..tables import QueueTable
 from .acks import PostgresqlAckBySeq, PostgresqlAcks
 from .barriers import FencedClaims, PostgresqlBarriers
 from .claims import PostgresqlClaims, Priority64Claims
+from .database import PostgresqlNotifications, PostgresqlSchema, PostgresqlSessions
 from .figures import PostgresqlFigures
 from .inserts import PostgresqlDedupe, PostgresqlEarlyAcks, PostgresqlFanout, PostgresqlInserts
 from .journal import PostgresqlJournalSql
 from .limits import PostgresqlLimits
 from .maintenance import PostgresqlDelayedStore, PostgresqlFailures, PostgresqlMaintenance, PostgresqlUnevaluated
-from .notifications import PostgresqlNotifications
 from .raw.cursor import fetch
 from .raw.plan_guard import PlanGuard
 from .results import PostgresqlCeleryResults, PostgresqlTaskResults
-from .schema import PostgresqlSchema
-from .sessions import PostgresqlSessions
 from .statements import TableText, quote_table
 
 #: xid8 snapshots exist since 13; 14 is the oldest version that is maintained and tested.

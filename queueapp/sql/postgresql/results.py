@@ -9,7 +9,7 @@ from typing import Any
 
 from ..database import ListenerConnection
 from ..results import CeleryResults, ChordCount, ChordPart, Outcome, TaskResults, TaskState
-from .notifications import PostgresqlListener
+from .database import PostgresqlListener
 from .raw.cursor import execute, fetch
 from .statements import Statements, quote_table
 

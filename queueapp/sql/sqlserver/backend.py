@@ -13,16 +13,14 @@ from ..tables import QueueTable
 from .acks import SqlServerAckBySeq, SqlServerAcks
 from .barriers import FencedClaims, FencedLimits, LockingInserts, SqlServerBarriers
 from .claims import Priority64Claims, SqlServerClaims
+from .database import SqlServerNotifications, SqlServerSchema, SqlServerSessions
 from .errors import error_kind, missing_driver
 from .figures import SqlServerFigures
 from .inserts import SqlServerDedupe, SqlServerEarlyAcks, SqlServerFanout, SqlServerInserts
 from .journal import SqlServerJournalSql
 from .limits import SqlServerLimits
 from .maintenance import SqlServerDelayedStore, SqlServerFailures, SqlServerMaintenance, SqlServerUnevaluated
-from .notifications import SqlServerNotifications
 from .results import SqlServerCeleryResults, SqlServerTaskResults
-from .schema import SqlServerSchema
-from .sessions import SqlServerSessions
 from .statements import MAX_BATCH, TableText, fetch, quote_table
 
 #: 2017: OPENJSON and DATEDIFF_BIG are older; STRING_AGG and other functions that the ORM uses are not.

@@ -11,9 +11,9 @@ from sqlglot import exp
 
 from queueapp import notifier
 from queueapp.sql.database import NotificationsUnavailable
-from queueapp.sql.sqlserver import notifications as service_broker
+from queueapp.sql.sqlserver import database as service_broker
 from queueapp.sql.sqlserver.backend import SqlServerBackend
-from queueapp.sql.sqlserver.notifications import PROCEDURES, RETRY_AFTER, SCRIPT
+from queueapp.sql.sqlserver.database import PROCEDURES, RETRY_AFTER, SCRIPT
 from tests.queueapp.sql.tsql import Recorder, columns, never_connected, parsed
 
 THERE = [(2, 1, *range(1, 1 + len(PROCEDURES)))]
