@@ -54,7 +54,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """The known name that is most like this one, as a question; '' where none is."""
     from difflib import get_close_matches  # costs 3 ms, and hardly any process makes a mistake
 
-    by_lower = {one.lower().replace("-", "_"): one for one in known if isinstance(one, str)}
+    by_lower = {name.lower().replace("-", "_"): name for name in known if isinstance(name, str)}
     found = get_close_matches(str(name).lower().replace("-", "_"), by_lower, n=1)
     return f"did you mean {by_lower[found[0]]!r}?" if found else ""
 

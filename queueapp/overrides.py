@@ -198,13 +198,13 @@ def _load(alias: str, overrides: Mapping[str, Overrides], age: float, asked: flo
         _asked[alias] = asked
         _loaded[alias] = monotonic() + age, overrides
         for queue in registry.queues:
-            own = overrides.get(queue._meta.label, _NOTHING)
+            changed = overrides.get(queue._meta.label, _NOTHING)
             by_age = queue.delivery.expires_by_age
             override(
                 queue,
                 alias,
-                lease_period=own.get("lease_period", DECLARED),
-                expiration=own.get("expiration", DECLARED) if by_age else DECLARED,
+                lease_period=changed.get("lease_period", DECLARED),
+                expiration=changed.get("expiration", DECLARED) if by_age else DECLARED,
             )
 
 

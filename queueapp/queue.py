@@ -66,7 +66,7 @@ class Queue(QueueModel):
         using: str | None = None,
         dedupe_key: Key = None,
         on_conflict: OnConflict | str | None = None,
-        **others: Unpack[CarriedOptions],
+        **carried: Unpack[CarriedOptions],
     ) -> uuid.UUID:
         """Send one message in the caller's transaction; returns its id. See ``sending.send.send`` for every argument.
 
@@ -90,7 +90,7 @@ class Queue(QueueModel):
             using=using,
             dedupe_key=dedupe_key,
             on_conflict=on_conflict,
-            **others,
+            **carried,
         )
 
     @classmethod

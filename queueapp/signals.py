@@ -51,7 +51,7 @@ def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str, reasons: Seq
     if not ids:
         return
     words = reason or (TIME_IS_OVER if tuple(reasons) == ("time_limit",) else ", ".join(reasons))
-    told = partial(
+    send = partial(
         expired.send_robust,
         sender=queue,
         queue=queue,
@@ -60,7 +60,7 @@ def send_expired(queue: Any, ids: Sequence[uuid.UUID], reason: str, reasons: Seq
         reason=words,
         reasons=tuple(reasons),
     )
-    _tell(told)
+    _tell(send)
 
 
 def send_crashed(queue: Any, seq: int, text: str, reason: str) -> None:
@@ -70,19 +70,19 @@ def send_crashed(queue: Any, seq: int, text: str, reason: str) -> None:
 
 def send_alert(alert: Any) -> None:
     """Tell of an alert."""
-    told = partial(alerted.send_robust, sender=None, alert=alert)
-    for receiver, result in callbacks.run("the receivers of a signal", told):
+    send = partial(alerted.send_robust, sender=None, alert=alert)
+    for receiver, result in callbacks.run("the receivers of a signal", send):
         if isinstance(result, Exception):
             log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
 
 
-def _tell(told: Callable[[], Sequence[tuple[Any, Any]]]) -> None:
+def _tell(send: Callable[[], Sequence[tuple[Any, Any]]]) -> None:
     try:
-        for receiver, result in callbacks.run("the receivers of a signal", told):
+        for receiver, result in callbacks.run("the receivers of a signal", send):
             if isinstance(result, Exception):
                 log.error("A receiver of a queueapp signal failed: %r: %r", receiver, result)
     except Exception as error:
-        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all told: %r", error)
+        log.error("The receivers of a queueapp signal were interrupted, and perhaps not all called: %r", error)
 
 
 #: An attempt that is repeated is logged at a lower level than the last one.

@@ -14,24 +14,24 @@ LIFETIME_MS = 86_400_000
 _VALUES = {Kind.TEXT: "ß {}", Kind.INT16: 2, Kind.BOOL: True, Kind.TIME: TIME}
 
 
-def value_of(one: MessageColumn) -> Any:
+def value_of(column: MessageColumn) -> Any:
     """What is stored."""
-    if one.kind is Kind.BOOL:
-        return not one.default
-    if one.kind is Kind.TIME and not one.sent:
+    if column.kind is Kind.BOOL:
+        return not column.default
+    if column.kind is Kind.TIME and not column.sent:
         return datetime(2026, 1, 2, 3, 4, 5, 67891, tzinfo=UTC)
-    value = _VALUES[one.kind]
-    return value.format(one.name) if isinstance(value, str) else value
+    value = _VALUES[column.kind]
+    return value.format(column.name) if isinstance(value, str) else value
 
 
-def said_of(one: MessageColumn) -> Any:
+def said_of(column: MessageColumn) -> Any:
     """What an ``Outgoing`` says of it."""
-    return LIFETIME_MS if one.kind is Kind.TIME else value_of(one)
+    return LIFETIME_MS if column.kind is Kind.TIME else value_of(column)
 
 
 def columns() -> dict[str, Any]:
     """All of them, as they are stored."""
-    return {one.name: value_of(one) for one in MESSAGE_COLUMNS}
+    return {column.name: value_of(column) for column in MESSAGE_COLUMNS}
 
 
 def counts() -> dict[str, Any]:
@@ -40,11 +40,11 @@ def counts() -> dict[str, Any]:
 
 def outgoing(identity: Any, headers: str, body: bytes | None) -> Outgoing:
     """A message that says something of everything."""
-    return Outgoing(identity, headers, body, **{one.outgoing: said_of(one) for one in SENT})
+    return Outgoing(identity, headers, body, **{column.outgoing: said_of(column) for column in SENT})
 
 
-def arrived(one: MessageColumn, stored: Any, sent_at: datetime) -> bool:
+def arrived(column: MessageColumn, stored: Any, sent_at: datetime) -> bool:
     """Whether a column holds what was said of it at a time by the database's clock."""
-    if one.kind is Kind.TIME:
+    if column.kind is Kind.TIME:
         return abs(stored - sent_at - timedelta(milliseconds=LIFETIME_MS)) < timedelta(minutes=1)
-    return bool(stored == value_of(one))
+    return bool(stored == value_of(column))

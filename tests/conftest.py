@@ -78,9 +78,9 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {key: _encodable(one) for key, one in value.items()}
+        return {key: _encodable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_encodable(one) for one in value)
+        return type(value)(_encodable(item) for item in value)
     return value
 
 
@@ -97,7 +97,7 @@ PlanGuard.__init__ = _remembered  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
-def nothing_told() -> None:
+def no_overrides() -> None:
     """A process remembers the consumers that live workers had, what was set for queues, which statements the planner
     would sort, and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin
     at 1 again."""
@@ -105,7 +105,7 @@ def nothing_told() -> None:
     validation.forget()
     fanout.forget()
     for alias in connections:
-        overrides.load(alias, {})  # what statements go by until somebody is told otherwise
+        overrides.load(alias, {})  # the values of statements until a test loads others
     overrides.forget()
     for order in _orders:
         _begin(order)
@@ -128,21 +128,21 @@ def start_worker() -> Iterator[Callable[..., Worker]]:
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
     """``migrate`` has written who subscribes by the code of the test app; most tests have consumers of their own."""
     with django_db_blocker.unblock():
-        for each in connections.all(initialized_only=False):
-            Subscription.objects.using(each.alias).all().delete()
+        for connection in connections.all(initialized_only=False):
+            Subscription.objects.using(connection.alias).all().delete()
 
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(
     django_db_modify_db_settings_parallel_suffix: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
-    for each in connections.all(initialized_only=False):
-        each.settings_dict["TEST"]["NAME"] = _NAME.format(os.getpid())
-        if each.vendor == "microsoft":
-            flush_children_first(each)
-        elif each.vendor == "postgresql":
-            flush_what_was_written_to(each)
-        try_again_after_deadlocks(each)
+    for item in connections.all(initialized_only=False):
+        item.settings_dict["TEST"]["NAME"] = _NAME.format(os.getpid())
+        if item.vendor == "microsoft":
+            flush_children_first(item)
+        elif item.vendor == "postgresql":
+            flush_what_was_written_to(item)
+        try_again_after_deadlocks(item)
     flush_without_a_command()
     if connection.settings_dict["ENGINE"] == "project.embedded_backend":
         with django_db_blocker.unblock():

@@ -36,15 +36,15 @@ only_on_postgresql = pytest.mark.skipif(
 
 
 def skip_unless_prepared(connection: Any) -> None:
-    """Skip the calling test where PREPARE TRANSACTION is switched off, as it is unless somebody asks for it."""
+    """Skip the calling test where PREPARE TRANSACTION is switched off, as it is by default."""
     with connection.cursor() as cursor:
         cursor.execute("SHOW max_prepared_transactions")
         if cursor.fetchone() == ("0",):
             pytest.skip("max_prepared_transactions = 0: nothing can be prepared on this server")
 
 
-def marks_of(alias: str, *others: str) -> list[Any]:
-    """The marks of a case that runs on this database; ``others`` are further aliases that it uses."""
+def marks_of(alias: str, *rest: str) -> list[Any]:
+    """The marks of a case that runs on this database; ``rest`` are further aliases that it uses."""
     if alias not in connections:
         reason = (
             "needs a SQL Server: QUEUEAPP_TEST_SQLSERVER_URL is not set"
@@ -53,7 +53,7 @@ def marks_of(alias: str, *others: str) -> list[Any]:
         )
         return [pytest.mark.skip(reason)]
     # The names, not the marks: two django_db marks on one test would leave one of them out.
-    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias, *others})]
+    return [pytest.mark.django_db(**real_commits.kwargs, databases={"default", alias, *rest})]
 
 
 def parametrize_alias(metafunc: pytest.Metafunc, apps: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ def url_of(entry: dict[str, Any]) -> str:
     database and takes the same driver."""
     options = {name: value for name, value in (entry.get("OPTIONS") or {}).items() if name in _OF_URL}
     # What mssql-django has no option for stands in the connection string.
-    given = [one.partition("=") for one in str(options.pop("extra_params", "")).split(";") if one]
+    given = [word.partition("=") for word in str(options.pop("extra_params", "")).split(";") if word]
     options |= {name: value for name, _, value in given}
     address = quote(entry.get("HOST") or "", safe="")
     if entry.get("PORT"):

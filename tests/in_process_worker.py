@@ -83,7 +83,7 @@ class Worker:
         limits_hold: Callable[[], bool] | None = None,
         backlog: int | None = None,
         filter: str = "",
-        lane: Collection[str] = (),
+        only_consumer: Collection[str] = (),
     ) -> None:
         self.stopping = threading.Event()
         self.pump = QueuePump(
@@ -93,7 +93,7 @@ class Worker:
             concurrency=concurrency,
             backlog=backlog,
             filter=filter,
-            only_consumers=lane,
+            only_consumers=only_consumer,
         )
         self._thread = threading.Thread(target=self.pump.run, name=f"pump of {queue.__name__}", daemon=True)
         self.heartbeat = Heartbeat(alias, [self.pump], uuid.uuid4()) if heartbeat else None
@@ -103,7 +103,7 @@ class Worker:
         if watchdog:
             self._services.append(SparingWatchdog([self.pump], limits_hold) if limits_hold else Watchdog([self.pump]))
         self._services += [LeaseRenewer(alias, [self.pump])] if renewals else []
-        self._services += [one for one in (self.heartbeat, self.dispatcher, self.listener) if one is not None]
+        self._services += [item for item in (self.heartbeat, self.dispatcher, self.listener) if item is not None]
 
     def start(self) -> Worker:
         self.start_services()

@@ -11,8 +11,8 @@ from django.db import DatabaseError, Error, connections
 
 from tests.testapp.models import Effect
 
-_OWN = {"postgresql": "SELECT pg_backend_pid()", "microsoft": "SELECT @@SPID"}
-_OTHERS = {
+_OWN_SESSION = {"postgresql": "SELECT pg_backend_pid()", "microsoft": "SELECT @@SPID"}
+_OTHER_SESSIONS = {
     "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
     "AND backend_type = 'client backend'",
     "microsoft": "SELECT session_id FROM sys.dm_exec_sessions WHERE database_id = DB_ID() AND session_id <> @@SPID "
@@ -23,12 +23,12 @@ _OTHERS = {
 def session_of(connection: Any) -> int:
     """What its server calls the session of a Django connection."""
     with connection.cursor() as cursor:
-        cursor.execute(_OWN[connection.vendor])
+        cursor.execute(_OWN_SESSION[connection.vendor])
         return int(cursor.fetchone()[0])
 
 
 def kill(connection: Any, session: int) -> None:
-    """End a session from another one; whoever uses it next finds out."""
+    """End a session from another one; its next user gets the error."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [session])
@@ -38,11 +38,11 @@ def kill(connection: Any, session: int) -> None:
 
 def kill_this(connection: Any) -> None:
     """End the session of a connection, from a session that is opened for it."""
-    session, other = session_of(connection), connection.copy()
+    session, second_connection = session_of(connection), connection.copy()
     try:
-        kill(other, session)
+        kill(second_connection, session)
     finally:
-        other.close()
+        second_connection.close()
 
 
 def kill_all_others(connection: Any) -> None:
@@ -50,7 +50,7 @@ def kill_all_others(connection: Any) -> None:
     is closed first: the next test that awaits a query would find it dead."""
     asyncio.run(sync_to_async(connections.close_all)())
     with connection.cursor() as cursor:
-        cursor.execute(_OTHERS[connection.vendor])
+        cursor.execute(_OTHER_SESSIONS[connection.vendor])
         sessions = [int(session) for (session,) in cursor.fetchall()]
     for session in sessions:
         try:

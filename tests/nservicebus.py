@@ -80,7 +80,7 @@ CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due)""",  # noqa: E501
 INSERT INTO {queue} (Id, Recoverable, Expires, Headers, Body) VALUES (%s, 1,
     CASE WHEN CAST(%s AS int) IS NOT NULL THEN DATEADD(ms, CAST(%s AS int), GETUTCDATE()) END,
     %s, CAST(%s AS varbinary(max)))""",
-    # Before 2.x let go of them, senders filled these columns; their tables still have them.
+    # Before 2.x dropped them, senders filled these columns; their tables still have them.
     "send, as it was": """
 INSERT INTO {queue} (Id, CorrelationId, ReplyToAddress, Recoverable, Expires, Headers, Body) VALUES (%s, %s, %s, 1,
     CASE WHEN CAST(%s AS int) IS NOT NULL THEN DATEADD(ms, CAST(%s AS int), GETUTCDATE()) END,
@@ -164,13 +164,13 @@ class Endpoint:
     ) -> uuid.UUID:
         """Send one message; it is given the headers that every message of theirs has."""
         identity = uuid.uuid4()
-        told = headers_of(identity) if headers is None else headers
-        left = None if expires is None else int(expires / timedelta(milliseconds=1))
-        self._run(self.text("send"), (str(identity), left, left, json.dumps(told), body))
+        reported = headers_of(identity) if headers is None else headers
+        remaining = None if expires is None else int(expires / timedelta(milliseconds=1))
+        self._run(self.text("send"), (str(identity), remaining, remaining, json.dumps(reported), body))
         return identity
 
     def receive(self) -> Received | None:
-        """Take the lowest row that nobody has locked."""
+        """Take the lowest row that is not locked."""
         rows = self._run(self.text("receive"))
         if not rows:
             return None
@@ -193,16 +193,16 @@ class Endpoint:
             self.connection.set_autocommit(True)
 
     def peek(self) -> int:
-        """The span from the lowest to the highest row that nobody has locked: an estimate of the backlog."""
+        """The span from the lowest to the highest row that is not locked: an estimate of the backlog."""
         return int(self._run(self.text("peek"))[0][0])
 
     def store_delayed(self, body: bytes, delay: timedelta, headers: dict[str, str] | None = None) -> None:
         """Keep a message until it is due; the delay is added in the parts that a server can add."""
-        told = headers_of(uuid.uuid4()) if headers is None else headers
+        reported = headers_of(uuid.uuid4()) if headers is None else headers
         minutes, seconds = divmod(delay.seconds, 60)
         hours, minutes = divmod(minutes, 60)
         parts = (delay.days, hours, minutes, seconds, delay.microseconds // 1000)
-        self._run(self.text("store delayed"), (json.dumps(told), body, *parts))
+        self._run(self.text("store delayed"), (json.dumps(reported), body, *parts))
 
     def move_due(self, batch: int = 100) -> None:
         """Move what is due into the queue, under ids of its own."""

@@ -1,7 +1,7 @@
 """Finds the PgBouncer that the crash suite puts between its processes and their server.
 
 `python -m tests.pgbouncer` installs Debian's where there is none and it is allowed to (where systemd runs, the package
-also starts a service on port 6432, which nobody here uses). It always succeeds: without one, those tests are skipped by
+also starts a service on port 6432, which no test uses). It always succeeds: without one, those tests are skipped by
 name.
 """
 

@@ -43,7 +43,7 @@ class Telemetry:
         return sorted((span for span in self.spans if span.name == name), key=lambda span: span.start_time or 0)
 
     def figures(self, name: str) -> dict[tuple[tuple[str, Any], ...], float]:
-        """How much was added to a counter, or how often a histogram was told something, by attributes, since the test
+        """How much was added to a counter, or how many values a histogram got, by attributes, since the test
         began."""
         now = self._points().get(name, {})
         before = self._before.get(name, {})
@@ -66,9 +66,9 @@ class Telemetry:
 @contextmanager
 def telemetry(**settings: Any) -> Iterator[Telemetry]:
     """With the setting on, beside these others."""
-    one = Telemetry()
+    telemetry = Telemetry()
     with override_settings(QUEUEAPP=settings | {"OPENTELEMETRY": True}):
-        yield one
+        yield telemetry
 
 
 def is_child_of(span: ReadableSpan, parent: ReadableSpan) -> bool:

@@ -7,8 +7,8 @@ on a page.
 SQL Server: children before their parents, so that every foreign key holds throughout.
 
 mssql-django turns all constraints of the database off for that (NOCHECK), which needs ALTER on every table, waits for
-whoever still reads one, and leaves constraints untrusted; a server that speaks T-SQL and ignores NOCHECK refuses the
-deletes.
+sessions that still read one, and leaves constraints untrusted; a server that speaks T-SQL and ignores NOCHECK refuses
+the deletes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def flush_children_first(connection: Any) -> None:
             references = [(str(child), str(parent)) for child, parent in cursor.fetchall()]
         ordered = children_first(tables, references)
         # The rest of its own list, where identities are set back.
-        own = original(style, tables, **options) if options.get("reset_sequences") else []
-        reseeding = [one for one in own if one.startswith("DBCC ")]
+        own_value = original(style, tables, **options) if options.get("reset_sequences") else []
+        reseeding = [item for item in own_value if item.startswith("DBCC ")]
         return [f"DELETE FROM {connection.ops.quote_name(table)};" for table in ordered] + reseeding
 
     connection.ops.sql_flush = sql_flush
@@ -106,13 +106,13 @@ def flush_what_was_written_to(connection: Any) -> None:
         # Who references one of them has to be named with it, though it is empty.
         while more := {child for child, parent in references if parent in written} - written:
             written |= more
-        ours = [table for table in tables if table in written]
+        product = [table for table in tables if table in written]
         related = {table for pair in references for table in pair}
-        emptied = [table for table in ours if small.get(table) and table not in related]
-        return [*original(style, [table for table in ours if table not in emptied], **options), *_emptying(emptied)]
+        emptied = [table for table in product if small.get(table) and table not in related]
+        return [*original(style, [table for table in product if table not in emptied], **options), *_emptying(emptied)]
 
     def _emptying(tables: list[str]) -> list[str]:
-        """A tenth of what a TRUNCATE takes, and as that it waits for whoever is not done yet."""
+        """A tenth of what a TRUNCATE takes, and it too waits for open transactions."""
         quoted = [connection.ops.quote_name(table) for table in tables]
         locking = [f"LOCK TABLE {', '.join(quoted)} IN ACCESS EXCLUSIVE MODE"] if quoted else []
         return [*locking, *(f"DELETE FROM {table}" for table in quoted)]

@@ -32,7 +32,7 @@ def sources(name: str, config: pytest.Config) -> Path:
     archive = folder / f"{name}-{version}.tar.gz"
     if not archive.exists():
         wanted = folder / "wanted.txt"
-        wanted.write_text(f"{name}=={version} {' '.join(f'--hash=sha256:{one}' for one in sorted(hashes))}\n")
+        wanted.write_text(f"{name}=={version} {' '.join(f'--hash=sha256:{item}' for item in sorted(hashes))}\n")
         command = [
             sys.executable,
             "-m",

@@ -148,7 +148,7 @@ class _Inline(Receiver):
         #: The connections of this thread whose transaction is not its own: the hooks of those that sent wait elsewhere
         #: meanwhile.
         self.borrowed: list[Any] = [
-            one for one in connections.all(initialized_only=True) if one.in_atomic_block and one.connection
+            item for item in connections.all(initialized_only=True) if item.in_atomic_block and item.connection
         ]
         self.nested = connections[self.alias] in self.borrowed
         self.happened: list[Outcome] = []
@@ -178,17 +178,17 @@ class _Inline(Receiver):
     def _call_as_in_autocommit(self, claimed: Claimed, leased: bool) -> BaseException | bool | None:
         """What a handler did before it failed stays there, so it does here, unless the failure broke the
         transaction."""
-        points = [(one, one.savepoint()) for one in self.borrowed]
+        points = [(item, item.savepoint()) for item in self.borrowed]
         outcome = super().call(claimed, leased=leased)
-        for one, point in points:
-            if one.closed_in_transaction or not one.in_atomic_block:
+        for connection, point in points:
+            if connection.closed_in_transaction or not connection.in_atomic_block:
                 continue
-            if one.needs_rollback or _is_failed(one):
-                one.needs_rollback = False
-                one.rollback_exc = None
-                one.savepoint_rollback(point)
-                one.run_on_commit = []
-            one.savepoint_commit(point)
+            if connection.needs_rollback or _is_failed(connection):
+                connection.needs_rollback = False
+                connection.rollback_exc = None
+                connection.savepoint_rollback(point)
+                connection.run_on_commit = []
+            connection.savepoint_commit(point)
         try:
             self.run_hooks()
         except Exception as error:  # at the end of an atomic block of the handler's
@@ -229,9 +229,9 @@ class _Inline(Receiver):
 
     def decided(self, failure: Any, verdict: Any) -> None:
         """The failure of an attempt was recorded."""
-        for place, one in enumerate(self.happened):
-            if one.message_id == failure.row.id and one.error is not None and one.verdict is None:
-                self.happened[place] = replace(one, verdict=verdict)
+        for place, outcome in enumerate(self.happened):
+            if outcome.message_id == failure.row.id and outcome.error is not None and outcome.verdict is None:
+                self.happened[place] = replace(outcome, verdict=verdict)
 
     def restore_connection(self) -> None:
         if not self.nested:
@@ -335,7 +335,7 @@ def _is_failed(connection: Any) -> bool:
 @contextmanager
 def _bound(task: Any) -> Iterator[None]:
     """This thread is the task's, as long as it lasts."""
-    others = [(connection, connection.run_on_commit) for connection in task.borrowed]
+    outer_hooks = [(connection, connection.run_on_commit) for connection in task.borrowed]
     for connection in task.borrowed:
         connection.run_on_commit = []
     task.bind()
@@ -345,7 +345,7 @@ def _bound(task: Any) -> Iterator[None]:
         callbacks.guard(None)
         handling.set(None)
         unwatch_thread()
-        for connection, hooks in others:
+        for connection, hooks in outer_hooks:
             if connection.in_atomic_block:
                 connection.run_on_commit = hooks
 
@@ -368,7 +368,7 @@ def _subscribed(state: QueueState) -> Iterator[None]:
         alive_until=Now() + _ALIVE,
         backlog=1,
         at_most_once=delivery.keeps_in_flight,
-        consumers=json.dumps([(one.name, one.type_name) for one in registered.of(queue)]),
+        consumers=json.dumps([(registration.name, registration.type_name) for registration in registered.of(queue)]),
     )
     try:
         yield

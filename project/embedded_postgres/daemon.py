@@ -39,14 +39,14 @@ class Keeper:
         self.cluster = Cluster(home)
         self.postmaster: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None  # of the last postmaster; negative: the signal that killed it
-        self.told_to_end = False
+        self.stop_requested = False
 
     def bring_up(self) -> None:
         """Start the server, or take over the one that runs; return when it takes connections."""
         deadline = time.monotonic() + READY_TIMEOUT_SECONDS
         orphaned_since: float | None = None
         starts = 0
-        while not self.told_to_end:
+        while not self.stop_requested:
             self._reap()
             server_lock = self.home.try_lock("server")
             if server_lock is not None:
@@ -85,7 +85,7 @@ class Keeper:
     def watch(self) -> None:
         """Keep the server up while any process uses it, then stop it."""
         unused_since: float | None = None
-        while not self.told_to_end:
+        while not self.stop_requested:
             self._reap()
             if self.home.ready_server() is None:
                 self.bring_up()
@@ -135,7 +135,7 @@ def main(home_path: str) -> int:
         try:
             _detach(home)
             keeper = Keeper(home)
-            signal.signal(signal.SIGTERM, lambda *_: setattr(keeper, "told_to_end", True))
+            signal.signal(signal.SIGTERM, lambda *_: setattr(keeper, "stop_requested", True))
             keeper.bring_up()
         except (EmbeddedPostgresError, OSError, subprocess.SubprocessError) as error:
             answer_pipe.write(f"{error} (log: {home.server_log})")

@@ -34,13 +34,13 @@ class DatabaseFilter(admin.SimpleListFilter):
     parameter_name = PARAMETER
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        self.first, *others = model_admin.databases()
-        return [(alias, alias) for alias in others]
+        self.first, *other_aliases = model_admin.databases()
+        return [(alias, alias) for alias in other_aliases]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        own, *others = super().choices(changelist)
-        yield {**own, "display": self.first}
-        yield from others
+        first_choice, *choices = super().choices(changelist)
+        yield {**first_choice, "display": self.first}
+        yield from choices
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return queryset  # get_queryset of the page has chosen
@@ -87,10 +87,10 @@ class OfDatabases(admin.ModelAdmin):
         """The databases whose rows this page shows: the router's for this table, then those of queues, and those that
         keep delayed messages for them."""
         first = router.db_for_write(self.model)
-        others = {
+        other_databases = {
             alias for queue in registry.queues for alias in (router.db_for_write(queue), *delayed.stores_of(queue))
         }
-        return [first, *sorted(others - {first})]
+        return [first, *sorted(other_databases - {first})]
 
     def database(self, request: HttpRequest) -> str:
         """The database that this request's list shows."""

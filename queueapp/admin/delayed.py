@@ -150,12 +150,12 @@ class DelayedAdmin(MessageAdmin):
 
     @staticmethod
     def _countdown(row: Any) -> SafeString:
-        left = row.due - row.db_now
-        if left > timedelta(0):
-            return display.badge("quiet", f"in {display.duration(left)}")
-        late = display.duration(left)
+        remaining = row.due - row.db_now
+        if remaining > timedelta(0):
+            return display.badge("quiet", f"in {display.duration(remaining)}")
+        late = display.duration(remaining)
         # A dispatcher is at most seconds late; a minute means that none is running.
-        return display.badge("warn" if left < timedelta(minutes=-1) else "busy", f"due {late} ago")
+        return display.badge("warn" if remaining < timedelta(minutes=-1) else "busy", f"due {late} ago")
 
     @admin.display(description="destination")
     def destination_queue(self, row: Any) -> Any:

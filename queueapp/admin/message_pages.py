@@ -125,8 +125,8 @@ class MessageAdmin(OfDatabases):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only look-ups that an index serves: any other one in a URL could scan the table."""
         column = self.list_order.lstrip("-")
-        own: Any = self.get_list_filter(request)  # type: ignore[arg-type]
-        filters = {spec.parameter_name for spec in own if hasattr(spec, "parameter_name")}
+        own_filters: Any = self.get_list_filter(request)  # type: ignore[arg-type]
+        filters = {spec.parameter_name for spec in own_filters if hasattr(spec, "parameter_name")}
         return lookup in {column, f"{column}__gte", f"{column}__lte"} | filters | self.url_lookups
 
     def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
@@ -232,7 +232,7 @@ class MessageAdmin(OfDatabases):
         offered = [op for op in self.operations if op.offered(message) and op.allowed(self, request)]
         headers = untrusted.headers(message.start_of_headers)
         lines: list[tuple[str, str]] = [
-            (untrusted.breakable(one), untrusted.breakable(two)) for one, two in headers.rows
+            (untrusted.breakable(name), untrusted.breakable(two)) for name, two in headers.rows
         ]
         context = {
             **self.admin_site.each_context(request),

@@ -51,10 +51,10 @@ class OverviewAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[Any]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         views = {verb: self.admin_site.admin_view(partial(self.operate_view, verb=verb)) for verb in OPERATIONS}
-        own = [path(f"<str:label>/{verb}/", view, name=f"{name}_{verb}") for verb, view in views.items()]
+        urls = [path(f"<str:label>/{verb}/", view, name=f"{name}_{verb}") for verb, view in views.items()]
         # Django's pages to add and delete are not ours.
         kept = ("_changelist", "_history", "_change")
-        return [*own, *(url for url in super().get_urls() if str(url.name).endswith(kept))]
+        return [*urls, *(url for url in super().get_urls() if str(url.name).endswith(kept))]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """The overview."""
@@ -157,7 +157,7 @@ class OverviewAdmin(ReadOnlyAdmin):
     def _notes(row: OverviewRow) -> list[str]:
         stats = row.stats
         unroutable = [
-            f"{each}; the oldest is {display.of_seconds(each.oldest_seconds)} old" for each in stats.unroutable
+            f"{finding}; the oldest is {display.of_seconds(finding.oldest_seconds)} old" for finding in stats.unroutable
         ]
         consumers = map(str, stats.consumers_without_worker)
         texts = (stats.error, stats.note, *map(breaker_text, stats.breakers), *unroutable, *consumers)

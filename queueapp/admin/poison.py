@@ -51,9 +51,9 @@ class StatusFilter(admin.SimpleListFilter):
         return [("archived", "archived"), ("edited", "edited"), ("all", "all")]
 
     def choices(self, changelist: Any) -> Any:
-        own, *others = super().choices(changelist)
-        yield {**own, "display": "unresolved"}
-        yield from others
+        first_choice, *choices = super().choices(changelist)
+        yield {**first_choice, "display": "unresolved"}
+        yield from choices
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() == "all":

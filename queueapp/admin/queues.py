@@ -254,8 +254,8 @@ class QueueAdmin(MessageAdmin):
         state = LeaseState.of(row, row.db_now)
         until: Any = getattr(row, "lease_expires", None)
         if state is LeaseState.LEASED:
-            left = "unlimited" if until > LAST_END else f"{display.duration(until - row.db_now)} left"
-            text = f"{self.holder_name(row)}, {left}"
+            remaining = "unlimited" if until > LAST_END else f"{display.duration(until - row.db_now)} left"
+            text = f"{self.holder_name(row)}, {remaining}"
         elif state is LeaseState.LEASE_EXPIRED:
             text = f"{self.holder_name(row)}, {display.duration(row.db_now - until)} ago"
         else:

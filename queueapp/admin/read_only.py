@@ -71,9 +71,9 @@ class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only look-ups that an index or a window serves."""
-        column, own = self.list_order.lstrip("-"), cast(Any, self.list_filter)
+        column, filters = self.list_order.lstrip("-"), cast(Any, self.list_filter)
         bounds = {f"{column}__gte", f"{column}__lte"}
-        return lookup in {spec.parameter_name for spec in own} or (lookup in bounds and self.is_key(value))
+        return lookup in {spec.parameter_name for spec in filters} or (lookup in bounds and self.is_key(value))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """The list, or a note if its table is missing."""

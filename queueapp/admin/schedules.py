@@ -43,7 +43,7 @@ NEXT_RUNS = 10
 class ScheduleForm(forms.ModelForm):
     """A schedule that is made here: when it runs, and the message that it sends."""
 
-    queue = forms.ChoiceField(choices=lambda: [(one._meta.label, one._meta.label) for one in registry.queues])
+    queue = forms.ChoiceField(choices=lambda: [(queue._meta.label, queue._meta.label) for queue in registry.queues])
 
     class Meta:
         model = Schedule
@@ -230,19 +230,19 @@ class ScheduleAdmin(OfDatabases):
     @admin.action(description="Pause", permissions=["operate"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Pause these schedules."""
-        self._each(request, queryset, "paused", lambda alias, name: stored.pause(alias, [name]))
+        self._for_each(request, queryset, "paused", lambda alias, name: stored.pause(alias, [name]))
 
     @admin.action(description="Resume", permissions=["operate"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Resume these schedules."""
-        self._each(request, queryset, "resumed", lambda alias, name: stored.resume(alias, [name]))
+        self._for_each(request, queryset, "resumed", lambda alias, name: stored.resume(alias, [name]))
 
     @admin.action(description="Run now", permissions=["operate"])
     def run_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Send one message of each of these schedules."""
-        self._each(request, queryset, "run", lambda alias, name: int(stored.run_now(alias, name) is not None))
+        self._for_each(request, queryset, "run", lambda alias, name: int(stored.run_now(alias, name) is not None))
 
-    def _each(
+    def _for_each(
         self, request: HttpRequest, queryset: QuerySet[Any], done: str, operation: Callable[[str, str], int]
     ) -> None:
         changed = 0

@@ -24,7 +24,7 @@ from .operations import Options, ask, log_entry
 from .read_only import ReadOnlyAdmin
 
 ERASE = "queueapp.erase_subject"
-WHAT = (
+ERASE_TEXT = (
     "The keys of the subject are destroyed in every database: nothing that was encrypted for it can be read any more, "
     "in any queue, "
     "store or copy, and workers discard such messages. This cannot be undone. Messages sent for it later get a new key."
@@ -73,19 +73,23 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
     def _erase(self, request: HttpRequest) -> HttpResponse:
         form = Subject(request.POST) if request.method == "POST" else Subject()
         if not form.is_bound or not form.is_valid():
-            return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
+            return self._ask(
+                request, "Erase a subject", ERASE_TEXT, form=form, yes="Look for its keys", dangerous=False
+            )
         subject = form.cleaned_data["subject"]
         found = subject_keys.find(subject)
         if not found:
             form.add_error(
                 "subject", "This subject has no key: it is misspelt, nothing was sent for it, or it is erased."
             )
-            return self._ask(request, "Erase a subject", WHAT, form=form, yes="Look for its keys", dangerous=False)
+            return self._ask(
+                request, "Erase a subject", ERASE_TEXT, form=form, yes="Look for its keys", dangerous=False
+            )
         if "sure" not in request.POST:
             return self._ask(
                 request,
                 "Erase this subject?",
-                WHAT,
+                ERASE_TEXT,
                 few=[display.below(untrusted.inline(subject, LONGEST), *map(_describe, found))],
                 hidden=[("subject", subject), ("sure", "yes")],
                 form=Options(),
@@ -101,8 +105,8 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         return HttpResponseRedirect(request.path)
 
     def _keys(self, subject: str, found: list[subject_keys.Found]) -> list[Any]:
-        rows = (SubjectKey.objects.using(one.database).filter(subject=subject) for one in found)
-        return [key for some in rows for key in some]
+        rows = (SubjectKey.objects.using(match.database).filter(subject=subject) for match in found)
+        return [key for rows_found in rows for key in rows_found]
 
     def _ask(self, request: HttpRequest, title: str, explanation: str, **question: Any) -> HttpResponse:
         question = {"hidden": [], "few": []} | question
@@ -112,5 +116,5 @@ class SubjectKeyAdmin(ReadOnlyAdmin, OfDatabases):
         )
 
 
-def _describe(one: subject_keys.Found) -> Any:
-    return untrusted.inline(f"database {one.database}, since {one.since:%Y-%m-%d}")
+def _describe(found: subject_keys.Found) -> Any:
+    return untrusted.inline(f"database {found.database}, since {found.since:%Y-%m-%d}")

@@ -149,20 +149,20 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.display(description="state", ordering="alive_until")
     def state(self, row: Any) -> SafeString:
-        row = max(_of_process(row), key=lambda each: each.alive_until)
-        left = row.alive_until - row.db_now
-        if left.total_seconds() > 0:
+        row = max(_of_process(row), key=lambda subscriber: subscriber.alive_until)
+        remaining = row.alive_until - row.db_now
+        if remaining.total_seconds() > 0:
             beat = display.duration(row.db_now - row.heartbeat_at)
             return display.below(display.badge("good", "alive"), f"heartbeat {beat} ago")
         return display.below(
-            display.badge("bad", f"dead for {display.duration(left)}"), display.moment(row.heartbeat_at)
+            display.badge("bad", f"dead for {display.duration(remaining)}"), display.moment(row.heartbeat_at)
         )
 
     @admin.display(description="queues, receivers")
     def queue_names(self, row: Any) -> SafeString:
         rows = _of_process(row)
         more = f"and {len(rows) - SHOWN_QUEUES} more" if len(rows) > SHOWN_QUEUES else ""
-        lines = [line for each in rows[:SHOWN_QUEUES] for line in self._queue_lines(each)]
+        lines = [line for row in rows[:SHOWN_QUEUES] for line in self._queue_lines(row)]
         return display.below(*lines, more)
 
     def _queue_lines(self, row: Subscriber) -> list[SafeString | str]:
@@ -185,7 +185,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     @admin.display(description="open breakers")
     def open_breakers(self, row: Subscriber) -> SafeString | str:
         """Its circuit breakers that are not closed."""
-        return _lines(breaker_text(each) for each in live_workers.breakers_of(row.breakers))
+        return _lines(breaker_text(breaker) for breaker in live_workers.breakers_of(row.breakers))
 
     @admin.display(description="consumers, and the types they take")
     def consumer_lines(self, row: Subscriber) -> SafeString | str:
@@ -203,11 +203,11 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.display(description="messages", ordering="received")
     def counts(self, row: Subscriber) -> SafeString | str:
-        rows = [each for each in _of_process(row) if each.queue not in NO_QUEUES]
+        rows = [subscriber for subscriber in _of_process(row) if subscriber.queue not in NO_QUEUES]
         if not rows:
             return display.NOTHING  # it receives nothing
         handled, received, failed = (
-            sum(getattr(each, name) for each in rows) for name in ("handled", "received", "failed")
+            sum(getattr(row, name) for row in rows) for name in ("handled", "received", "failed")
         )
         return display.below(f"{handled:,} handled", f"{received:,} received", f"{failed:,} failed" if failed else "")
 
@@ -233,9 +233,11 @@ def _of_process(row: Any) -> list[Any]:
 
 def _progress(row: Subscriber) -> list[str]:
     found = []
-    for one in progress_in(row):
-        total = "" if one.total is None else f" of {one.total:,.15g}"
-        share = "" if one.share is None else f" ({one.share:.0%})"
-        note = f", {one.note}" if one.note else ""
-        found.append(f"{one.consumer.rpartition('.')[2]}: {one.done:,.15g}{total}{share}{note}, {one.message_id}")
+    for handler in progress_in(row):
+        total = "" if handler.total is None else f" of {handler.total:,.15g}"
+        share = "" if handler.share is None else f" ({handler.share:.0%})"
+        note = f", {handler.note}" if handler.note else ""
+        found.append(
+            f"{handler.consumer.rpartition('.')[2]}: {handler.done:,.15g}{total}{share}{note}, {handler.message_id}"
+        )
     return found

@@ -84,8 +84,8 @@ def _stats(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerStats]
             queue = registry.queues.find(label)
         except QueueNotFound:
             continue
-        for one in reader.read(partial(_read, queue, alias, live[label]))[0] or []:
-            found[label, one.consumer] = one
+        for depth in reader.read(partial(_read, queue, alias, live[label]))[0] or []:
+            found[label, depth.consumer] = depth
     return found
 
 

@@ -1,5 +1,4 @@
-"""System checks: what is wrong with settings and queues is said at start, with an id, not at 3 a.m. docs/checks.md
-lists all.
+"""System checks: they report wrong settings and queues at start, each with an id. docs/checks.md lists all.
 
 Each module registers its own as it is imported.
 """

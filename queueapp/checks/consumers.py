@@ -111,16 +111,16 @@ def check_served(databases: Any = None, **_: Any) -> list[Any]:
     for queue in registry.queues:
         alias = router.db_for_write(queue)
         if queue.delivery.recipients and alias in (databases or ()) and _can_be_read(alias):
-            (one,) = queue_stats([queue])
-            lost = [found.name for found in one.unroutable if found.what == "recipient"]
-            for name in [*lost, *(lone.consumer for lone in one.consumers_without_worker)]:
+            (stats,) = queue_stats([queue])
+            lost = [found.name for found in stats.unroutable if found.what == "recipient"]
+            for name in [*lost, *(lone.consumer for lone in stats.consumers_without_worker)]:
                 found.append(
                     Warning(
-                        f"{one.queue}: no live worker has the consumer '{in_one_line(name, 200)}', and copies are made "
-                        "for it.",
+                        f"{stats.queue}: no live worker has the consumer '{in_one_line(name, 200)}', and copies are "
+                        "made for it.",
                         hint="Start a worker that has it (check --consumer and the deployed version). If it is gone: "
                         "manage.py "
-                        f"removeconsumer {one.queue} '{in_one_line(name, 200)}' --purge, or --move-to another.",
+                        f"removeconsumer {stats.queue} '{in_one_line(name, 200)}' --purge, or --move-to another.",
                         obj=queue,
                         id="queueapp.W100",
                     )
@@ -177,16 +177,16 @@ def check_checkpoints(**_: Any) -> list[Any]:
     """queueapp.W095: a consumer calls ``checkpoint`` where its message is not leased."""
     return [
         Warning(
-            f"{one.name} calls checkpoint(), and {queue._meta.label} is {queue.delivery.semantics.name}: it will "
-            "raise.",
+            f"{registration.name} calls checkpoint(), and {queue._meta.label} is {queue.delivery.semantics.name}: "
+            "it will raise.",
             hint="Make the queue AT_LEAST_ONCE.",
             obj=queue,
             id="queueapp.W095",
         )
         for queue in registered.queues()
         if queue.delivery.semantics is not Semantics.AT_LEAST_ONCE
-        for one in registered.of(queue)
-        if one.wants_context and any(_calls(layer) for layer in unwrap(one.handler))
+        for registration in registered.of(queue)
+        if registration.wants_context and any(_calls(layer) for layer in unwrap(registration.handler))
     ]
 
 
@@ -245,14 +245,14 @@ def _errors(queue: Any) -> Iterator[tuple[str, str, str]]:
 def _warnings(queue: Any) -> Iterator[tuple[str, str, str]]:
     delivery, label = queue.delivery, queue._meta.label
     for name in ("max_backlog", "max_per_subscription_backlog"):
-        most = getattr(delivery, name)
-        if most is not None and delivery.transaction_size > most > 0:
-            text = f"{label}.Delivery.transaction_size ({delivery.transaction_size}) is more than its {name} ({most})."
+        limit = getattr(delivery, name)
+        if limit is not None and delivery.transaction_size > limit > 0:
+            text = f"{label}.Delivery.transaction_size ({delivery.transaction_size}) is more than its {name} ({limit})."
             yield "queueapp.W090", text, "No transaction will ever have so many: lower the one or raise the other."
         for consumer in registered.of(queue):
             batch = consumer.options["batch"] or 0
-            if most is not None and batch > most > 0:
-                text = f"The batch of {consumer.name} ({batch}) is more than {label}.Delivery.{name} ({most})."
+            if limit is not None and batch > limit > 0:
+                text = f"The batch of {consumer.name} ({batch}) is more than {label}.Delivery.{name} ({limit})."
                 yield "queueapp.W091", text, "No call will ever have so many: lower the one or raise the other."
 
 
@@ -269,7 +269,7 @@ def check_encoding(**_: Any) -> list[Any]:
 def _problems(queue: Any) -> Iterator[tuple[str, str, str]]:
     label, delivery = queue._meta.label, queue.delivery
     for name, extra in (("zstd", "zstd"), ("encrypted", "encryption")):
-        if name in delivery.encoding and not any(find_spec(one) for one in _NEEDED[name]):
+        if name in delivery.encoding and not any(find_spec(module) for module in _NEEDED[name]):
             text = f"{label}.Delivery.encoding names {name!r}, and the extra for it is not installed."
             yield text, f"pip install 'queueapp[{extra}]'", "queueapp.E080"
     if queue.wire_format:
@@ -297,14 +297,19 @@ _NEEDED = {"zstd": ("zstandard", "compression"), "encrypted": ("cryptography",)}
 @register(Tags.models)
 def check_versions(**_: Any) -> list[Any]:
     """W080: a version of a consumed type from which no upcast leads to the next."""
-    classes = {one.message_type: None for queue in registry.queues for one in registered.of(queue) if one.type_name}
+    classes = {
+        registration.message_type: None
+        for queue in registry.queues
+        for registration in registered.of(queue)
+        if registration.type_name
+    }
     found = []
     for cls in classes:
         if missing := missing_steps(cls):
-            some = ", ".join(map(str, missing[:10]))
+            names = ", ".join(map(str, missing[:10]))
             found.append(
                 Warning(
-                    f"{type_name(cls)} has no upcast from version {some}: such a message becomes poison as "
+                    f"{type_name(cls)} has no upcast from version {names}: such a message becomes poison as "
                     "undecodable.",
                     hint=f"Write @upcast({cls.__qualname__}, {missing[0]}), or silence this where none is left.",
                     id="queueapp.W080",

@@ -65,11 +65,11 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
             f"queueapp."
         )
         found.append(("queueapp.E044", text, "Let the router put them there."))
-    each, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
-    if each is not None and whole is not None and each > whole:
+    per_subscription, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
+    if per_subscription is not None and whole is not None and per_subscription > whole:
         text = (
-            f"{label}.Delivery.max_per_subscription_backlog is {each}, more than the whole queue's max_backlog, "
-            f"{whole}."
+            f"{label}.Delivery.max_per_subscription_backlog is {per_subscription}, more than the whole queue's "
+            f"max_backlog, {whole}."
         )
         found.append(("queueapp.E043", text, "Lower the one or raise the other."))
     return found
@@ -78,16 +78,17 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
 def _warnings(queue: Any) -> list[tuple[str, str, str]]:
     delivery, label = queue.delivery, queue._meta.label
     found = []
-    each, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
+    per_subscription, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
     try:
         tasks = delivery.concurrency or settings.CONCURRENCY
     except InvalidOption:
         return []  # E001 says it
-    if each is not None and each < tasks and delivery.concurrency is not None:
+    if per_subscription is not None and per_subscription < tasks and delivery.concurrency is not None:
         text = (
-            f"{label}: each process has {tasks} tasks, and max_per_subscription_backlog lets it hold {each} messages."
+            f"{label}: each process has {tasks} receivers, and max_per_subscription_backlog lets it hold "
+            f"{per_subscription} messages."
         )
-        found.append(("queueapp.W040", text, "At least twice as many as tasks keep them busy."))
+        found.append(("queueapp.W040", text, "At least twice as many as receivers keep them busy."))
     if whole is not None and delivery.concurrency is not None and whole < delivery.concurrency:
         text = (
             f"{label}: each process has {tasks} tasks, and max_backlog lets all processes together hold {whole} "

@@ -43,7 +43,7 @@ def check_databases(**_: Any) -> list[Any]:
 @register(Tags.models)
 def check_fields(**_: Any) -> list[Any]:
     """E010: a field of a queue's own gets its value from Python, and messages are stored without it."""
-    own = {field.name for field in QueueModel._meta.local_concrete_fields}
+    own_names = {field.name for field in QueueModel._meta.local_concrete_fields}
     hint = "Give it a db_default, or null=True without a default: messages are stored by SQL, without save()."
     return [
         checks.Error(f"{queue._meta.label}.{field.name} has no value that the database knows.", hint=hint, obj=queue,
@@ -51,7 +51,7 @@ def check_fields(**_: Any) -> list[Any]:
         for queue in registry.queues
         if queue._meta.managed
         for field in queue._meta.local_concrete_fields
-        if field.name not in own and not field.generated and not field.has_db_default()
+        if field.name not in own_names and not field.generated and not field.has_db_default()
         and (field.has_default() or not field.null)
     ]  # fmt: skip
 
@@ -65,20 +65,20 @@ def check_forwarding(**_: Any) -> list[Any]:
     table in which it would see what has arrived already. Connects to none."""
     found: list[Any] = []
     for queue in registry.queues:
-        label, own = queue._meta.label, router.db_for_write(queue)
+        label, alias = queue._meta.label, router.db_for_write(queue)
         stores = delayed.stores_of(queue)
         for store in stores:
             problem = _why_it_cannot_keep(store)
-            if len(address := registry.address(queue, own)) > (_DESTINATION.max_length or 0):
+            if len(address := registry.address(queue, alias)) > (_DESTINATION.max_length or 0):
                 problem = f"the destination {address!r} is too long for its table"
             if problem:
                 text = f"{label}.Delivery.delayed_in names {store!r}, but {problem.rstrip('.')}."
                 hint = "Name another database, or let the router put queueapp's tables there."
                 found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E007"))
-        if stores and not delayed.can_tell(own):
+        if stores and not delayed.can_tell(alias):
             found.append(
                 Warning(
-                    f"{label} lies in {own!r}, where the router allows no tables of queueapp: a delayed message that "
+                    f"{label} lies in {alias!r}, where the router allows no tables of queueapp: a delayed message that "
                     "is forwarded "
                     "there may be there twice after a crash.",
                     hint="Let the router put them there, or let the queue's consumers tell by the message's id.",
@@ -213,7 +213,7 @@ def _contradictions(queue: Any) -> Iterator[Any]:
         by = (
             "it collects itself"
             if len(way) == 1
-            else "comes back to it by " + ", ".join(one._meta.label for one in way[:-1])
+            else "comes back to it by " + ", ".join(stop._meta.label for stop in way[:-1])
         )
         text = f"publishes what it gives up to {delivery.on_expired.topic!r}, which {by}"
         yield _error(queue, text, "Such messages would go round for ever: name another topic.", "queueapp.E034")
@@ -228,12 +228,12 @@ def _way_back(queue: Any) -> list[Any] | None:
     while ways:
         way = ways.pop(0)
         action = way[-1].delivery.on_expired
-        for one in _collecting(action.topic) if isinstance(action, PublishTo) else ():
-            if one is queue:
-                return [*way[1:], one]
-            if one not in seen:
-                seen.add(one)
-                ways.append([*way, one])
+        for target in _collecting(action.topic) if isinstance(action, PublishTo) else ():
+            if target is queue:
+                return [*way[1:], target]
+            if target not in seen:
+                seen.add(target)
+                ways.append([*way, target])
     return None
 
 

@@ -75,9 +75,9 @@ def _check_connections(alias: str, queues: list[Any]) -> list[Any]:
     except Error:
         return []  # which is W007
     return [
-        Warning(f"A runqueueworker for all queues with consumers has too few connections: {one.problem}.",
-                hint=f"Remedy: {one.remedy}.", id="queueapp.W012")
-        for one in found
+        Warning(f"A runqueueworker for all queues with consumers has too few connections: {item.problem}.",
+                hint=f"Remedy: {item.remedy}.", id="queueapp.W012")
+        for item in found
     ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
     except NotMigrated as error:
         hint = f"Run `{migrate_command(alias)}`."
         found += [
-            Warning(f"The database {alias!r} lacks {one}.", hint=hint, id="queueapp.W006") for one in error.missing
+            Warning(f"The database {alias!r} lacks {name}.", hint=hint, id="queueapp.W006") for name in error.missing
         ]
     except Error as error:
         if migrating.migrate_options() is not None:
@@ -106,9 +106,9 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         first_line = str(error).strip().split("\n", 1)[0]
         return [Warning(f"The database {alias!r} could not be looked at: {first_line}", id="queueapp.W007")]
     found += [
-        checks.Info(f"The database {alias!r}: {one.text}.", hint=one.advice, id="queueapp.I001")
-        for one in schema_check.remarks(alias)
-        if one.advice
+        checks.Info(f"The database {alias!r}: {remark.text}.", hint=remark.advice, id="queueapp.I001")
+        for remark in schema_check.remarks(alias)
+        if remark.advice
     ]
     found += _check_wake_ups(alias)
     found += _check_connections(alias, queues)
@@ -118,7 +118,7 @@ def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
         except Error:
             continue  # no table yet, which is W006
         found += [
-            Warning(f"{model._meta.label}: {one.problem}.", hint=one.remedy, obj=model, id="queueapp.W004")
-            for one in findings
+            Warning(f"{model._meta.label}: {finding.problem}.", hint=finding.remedy, obj=model, id="queueapp.W004")
+            for finding in findings
         ]
     return found

@@ -16,16 +16,16 @@ from ..errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class SettingAlias:
-    """One of AsyncMonolith's settings. ``low`` to ``high`` is accepted here, ``theirs`` is the bound that AsyncMonolith
-    checks; ``ours`` are the settings that it sets, with the value that ``convert`` returns."""
+    """One of AsyncMonolith's settings. ``low`` to ``high`` is accepted here, ``asyncmonolith_bound`` is the bound that
+    AsyncMonolith checks; ``settings`` are the settings that it sets, with the value that ``convert`` returns."""
 
     name: str
     unit: str
     default: int
-    theirs: str
+    asyncmonolith_bound: str
     low: int
     high: int
-    ours: tuple[str, ...]
+    settings: tuple[str, ...]
     convert: Callable[[int], Any]
     doc: str
 
@@ -37,7 +37,9 @@ class SettingAlias:
     def read(self, value: Any, where: str) -> Any:
         """The value of our settings. Raises InvalidOption."""
         if type(value) is not int or not self.low <= value <= self.high:
-            raise InvalidOption(f"{where}{self.name}", value, f"{self.accepted} (AsyncMonolith: {self.theirs})")
+            raise InvalidOption(
+                f"{where}{self.name}", value, f"{self.accepted} (AsyncMonolith: {self.asyncmonolith_bound})"
+            )
         return self.convert(value)
 
 
@@ -146,8 +148,8 @@ def translated(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         if alias.name not in given:
             continue
         value = alias.read(given[alias.name], where)
-        for name in alias.ours:
-            if name in found and not _same(found[name], value):
+        for name in alias.settings:
+            if name in found and not _is_equal(found[name], value):
                 raise InvalidOption(
                     f"{where}{alias.name}", given[alias.name], f"the same as {source[name]} = {given[source[name]]!r}: "
                                                                f"both set {name}"
@@ -158,11 +160,11 @@ def translated(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def _same(ours: Any, value: Any) -> bool:
+def _is_equal(setting: Any, value: Any) -> bool:
     """Whether two values are equal; durations of ours may be bare seconds."""
-    if isinstance(value, timedelta) and type(ours) in (int, float):
-        return bool(ours == value.total_seconds())
-    return bool(ours == value)
+    if isinstance(value, timedelta) and type(setting) in (int, float):
+        return bool(setting == value.total_seconds())
+    return bool(setting == value)
 
 
 def _refuse_longer_pause(given: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:

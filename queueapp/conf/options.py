@@ -483,20 +483,22 @@ def _is_alerts(value: dict[Any, Any]) -> bool:
     return all(name in _ALERTS and _ALERTS[name](given) for name, given in value.items())
 
 
-def _each(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _all_values(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """One value for all queues, or a dict of values by queue."""
     return lambda given: (
-        all(isinstance(name, str) and accepts(one) for name, one in given.items())
+        all(isinstance(name, str) and accepts(item) for name, item in given.items())
         if isinstance(given, dict)
         else accepts(given)
     )
 
 
 _ALERTS: dict[str, Callable[[Any], bool]] = {
-    "mail": lambda given: isinstance(given, list | tuple) and all(isinstance(one, str) and "@" in one for one in given),
+    "mail": lambda given: (
+        isinstance(given, list | tuple) and all(isinstance(address, str) and "@" in address for address in given)
+    ),
     "webhook": lambda given: isinstance(given, str) and given.startswith(("https://", "http://")),
-    "max_age": _each(lambda given: isinstance(given, timedelta) and given > timedelta(0)),
-    "max_waiting": _each(lambda given: type(given) is int and given >= 0),
+    "max_age": _all_values(lambda given: isinstance(given, timedelta) and given > timedelta(0)),
+    "max_waiting": _all_values(lambda given: type(given) is int and given >= 0),
     "poison": lambda given: isinstance(given, bool),
     "dead_worker": lambda given: isinstance(given, bool),
     "every": lambda given: isinstance(given, timedelta) and timedelta(seconds=1) <= given <= timedelta(hours=1),

@@ -135,7 +135,7 @@ def consumer(queue: type[models.Model], **options: Unpack[ConsumerOptions]) -> C
         with located(source_location(function) or here):
             if not callable(function):
                 raise InvalidOption("@consumer", function, "above a function of (message) or (message, context)")
-            named = next((one for one in unwrap(function) if hasattr(one, "__qualname__")), type(function))
+            named = next((layer for layer in unwrap(function) if hasattr(layer, "__qualname__")), type(function))
             full = name or f"{named.__module__}.{named.__qualname__}"
             of = _annotation(function, named.__qualname__)
             if given.get("batch") is not None:
@@ -181,12 +181,12 @@ def _refuse_no_queue(queue: Any, above: str = "") -> None:
 def _refuse_unknown_attributes(cls: type, name: str) -> None:
     """Raise UnknownOption for an attribute that is no option: most likely it is misspelt."""
     known = {"queue", "name", "aliases", *(option.name for option in OPTIONS)}
-    for one in cls.__mro__[: cls.__mro__.index(Consumer)]:
-        for attribute, value in vars(one).items():
-            own = (
+    for base in cls.__mro__[: cls.__mro__.index(Consumer)]:
+        for attribute, value in vars(base).items():
+            declared = (
                 attribute.startswith("_") or attribute.isupper() or isinstance(value, type) or hasattr(value, "__get__")
             )
-            if attribute not in known and not own:
+            if attribute not in known and not declared:
                 advice = " A value of the class' own is written in CAPITALS or begins with an underscore."
                 raise UnknownOption(f"consumer {name}: ", attribute, value, known, advice)
 
@@ -198,10 +198,10 @@ def _annotation(function: Any, name: str) -> Any:
     except ValueError:
         return Any  # a builtin without a signature; ``Registration`` refuses it
     unknown: NameError | None = None
-    for one in unwrap(function):
-        if isinstance(one, FunctionType | MethodType | type):
+    for layer in unwrap(function):
+        if isinstance(layer, FunctionType | MethodType | type):
             try:
-                hints = typing.get_type_hints(one)
+                hints = typing.get_type_hints(layer)
             except NameError as error:
                 unknown = unknown or error
                 continue

@@ -280,7 +280,7 @@ class BatchContext(Sequence[Context]):
 
     def __getitem__(self, index: int | slice) -> Context | list[Context]:
         if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
+            return [self[number] for number in range(*index.indices(len(self)))]
         index = self._checked(index)
         context = self._contexts.get(index)
         if context is None:
@@ -292,7 +292,7 @@ class BatchContext(Sequence[Context]):
     @property
     def _with_progress(self) -> list[Context]:
         """The contexts of the messages with progress."""
-        return [one for one in list(self._contexts.values()) if one._progress is not None]
+        return [context for context in list(self._contexts.values()) if context._progress is not None]
 
     @property
     def queue(self) -> Any:

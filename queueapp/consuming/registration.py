@@ -38,19 +38,19 @@ def unwrap(handler: Any) -> Iterator[Any]:
     seen: list[Any] = []
     pending = [handler]
     while pending:
-        one = pending.pop()
-        if any(one is other for other in seen):
+        function = pending.pop()
+        if any(function is known for known in seen):
             continue
-        seen.append(one)
-        yield one
-        if isinstance(one, partial):
-            pending.append(one.func)
+        seen.append(function)
+        yield function
+        if isinstance(function, partial):
+            pending.append(function.func)
             continue
-        if isinstance(one, MethodType):
-            pending.append(one.__func__)
-        elif not isinstance(one, FunctionType | BuiltinFunctionType | type):
-            pending.append(type(one).__call__)
-        if (wrapped := getattr(one, "__wrapped__", None)) is not None:
+        if isinstance(function, MethodType):
+            pending.append(function.__func__)
+        elif not isinstance(function, FunctionType | BuiltinFunctionType | type):
+            pending.append(type(function).__call__)
+        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
             pending.append(wrapped)
 
 
@@ -82,12 +82,12 @@ def _positional_arguments(handler: Any, name: str) -> int:
 
 def source_location(declared: Any) -> str:
     """File and line of a function, of the one it wraps, or of a class; '' if it has none."""
-    for one in unwrap(declared):
-        code = getattr(one, "__code__", None)
+    for layer in unwrap(declared):
+        code = getattr(layer, "__code__", None)
         if code is not None:
             return f"{code.co_filename}, line {code.co_firstlineno}"
     if isinstance(declared, type):
-        lines = [one.__code__.co_firstlineno for one in vars(declared).values() if hasattr(one, "__code__")]
+        lines = [member.__code__.co_firstlineno for member in vars(declared).values() if hasattr(member, "__code__")]
         file = getattr(sys.modules.get(declared.__module__), "__file__", None) or declared.__module__
         return f"{file}, line {min(lines)}" if lines else file
     return ""
@@ -111,9 +111,9 @@ def _aliases(queue: Any, name: str, given: Any) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InvalidOption(option, given, "a list of names that it had before")
     aliases = tuple(given)
-    for one in aliases:
-        if not isinstance(one, str) or not one or len(one) > longest or one == name:
-            raise InvalidOption(option, one, f"a name of 1 to {longest} characters that it had before")
+    for alias in aliases:
+        if not isinstance(alias, str) or not alias or len(alias) > longest or alias == name:
+            raise InvalidOption(option, alias, f"a name of 1 to {longest} characters that it had before")
     if aliases and not queue.delivery.recipients:
         accepted = f"absent: nothing in {queue._meta.label} is addressed to a consumer (Delivery.recipients)"
         raise InvalidOption(option, aliases, accepted)
@@ -159,7 +159,7 @@ class Registration:
         self.type_name = messages.type_name_of(message_type)
         #: The same, with the former names of the type.
         self.type_names = messages.known_as(message_type)
-        if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in unwrap(handler)):
+        if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in unwrap(handler)):
             accepted = "a function or an async function (the body of a generator does not run when it is called)"
             raise InvalidOption(f"@consumer {name}", handler, accepted)
         problem = messages.unstorable(message_type)
@@ -204,7 +204,9 @@ class Registration:
         """(name, type) of all that it handles, for the row of a worker: with former names and versions."""
         known = messages.type_version(self.message_type) if self.type_name else 1
         types = [
-            messages.version_told(one, n) for one in self.type_names for n in range(1, min(known, MAX_ADVERTISED) + 1)
+            messages.versioned_name(type_name, n)
+            for type_name in self.type_names
+            for n in range(1, min(known, MAX_ADVERTISED) + 1)
         ]
         return [(name, kind) for name in (self.name, *self.aliases) for kind in types]
 
@@ -245,7 +247,7 @@ class ConsumerResolver(abc.ABC):
 #: A worker process writes its messages in flight to memory that its supervisor reads; that has space for so many.
 MOST_IN_A_BATCH = 500
 
-OWN: tuple[Option, ...] = (
+CONSUMER_OPTIONS: tuple[Option, ...] = (
     Option("batch", int, None,
            "The handler takes a list of so many messages at most, instead of one; None: "
            "one.", 1, MOST_IN_A_BATCH, True),
@@ -257,4 +259,4 @@ OWN: tuple[Option, ...] = (
            "For queues with `recipients`.", 1, MAX_CONCURRENCY, True),
 )  # fmt: skip
 
-OPTIONS = (*RECOVERABILITY, *OWN)
+OPTIONS = (*RECOVERABILITY, *CONSUMER_OPTIONS)

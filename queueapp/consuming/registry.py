@@ -27,37 +27,37 @@ class Registry:
     def add(self, registration: Registration) -> None:
         label = registration.queue._meta.label
         with self._lock:
-            own = self._by_queue.setdefault(label, {})
+            registrations = self._by_queue.setdefault(label, {})
             if not registration.queue.delivery.recipients and registration.finder is None:
-                for other in own.values():
-                    same = set(other.type_names) & set(registration.type_names)
-                    if same and other.name != registration.name:
+                for registered in registrations.values():
+                    same = set(registered.type_names) & set(registration.type_names)
+                    if same and registered.name != registration.name:
                         raise InvalidOption(
                             f"@consumer {registration.name}",
                             min(same) or "messages without a type",
-                            f"handled once in {label}, where {other.name} handles it already "
+                            f"handled once in {label}, where {registered.name} handles it already "
                             "(set Delivery.recipients = True to give each consumer a copy)",
                         )
-            for other in own.values():
-                if other.name == registration.name:
+            for registered in registrations.values():
+                if registered.name == registration.name:
                     continue
-                if is_alone(other) or is_alone(registration):
+                if is_alone(registered) or is_alone(registration):
                     accepted = (
                         f"the only consumer of {label}: a set consumer takes all of its messages, and "
-                        f"{other.name} is there"
+                        f"{registered.name} is there"
                     )
                     raise InvalidOption(f"@consumer {registration.name}", label, accepted)
-                both = {other.name, *other.aliases} & {registration.name, *registration.aliases}
+                both = {registered.name, *registered.aliases} & {registration.name, *registration.aliases}
                 if both:
-                    accepted = f"a name of one consumer of {label}, and {other.name} has it or had it"
+                    accepted = f"a name of one consumer of {label}, and {registered.name} has it or had it"
                     raise InvalidOption(f"@consumer {registration.name}", min(both), accepted)
-            own[registration.name] = registration
+            registrations[registration.name] = registration
 
     def remove(self, name: str) -> None:
         """Forget a consumer (tests)."""
         with self._lock:
-            for own in self._by_queue.values():
-                own.pop(name, None)
+            for registrations in self._by_queue.values():
+                registrations.pop(name, None)
 
     def of(self, queue: Any) -> list[Registration]:
         """The consumers of a queue in the order of registration."""
@@ -65,7 +65,7 @@ class Registry:
 
     def resolver_of(self, queue: Any) -> Any:
         """The ``resolver.ConsumerResolver`` of a queue whose consumers are not registered one by one; else None."""
-        return next((one.finder for one in self.of(queue) if one.finder is not None), None)
+        return next((registration.finder for registration in self.of(queue) if registration.finder is not None), None)
 
     def find(self, queue: Any, kind: messages.Kind, recipient: str, headers: str = "") -> Registration | None:
         """The consumer of a message of this kind addressed to ``recipient``; None: this process has none. Raises
@@ -74,14 +74,21 @@ class Registry:
         if finder is not None:
             found: Registration = finder.find(kind.names[0], finder.variant_of(headers))
             return found
-        own = self.of(queue)
+        registrations = self.of(queue)
         if recipient:
-            return next((one for one in own if recipient == one.name or recipient in one.aliases), None)
-        return next(iter(matching_consumers(own, kind.names)), None)
+            return next(
+                (
+                    registration
+                    for registration in registrations
+                    if recipient == registration.name or recipient in registration.aliases
+                ),
+                None,
+            )
+        return next(iter(matching_consumers(registrations, kind.names)), None)
 
     def queues(self) -> list[Any]:
         """The queues that have a consumer in this process."""
-        return [queues.find(label) for label, own in self._by_queue.items() if own]
+        return [queues.find(label) for label, registrations in self._by_queue.items() if registrations]
 
 
 #: The consumers of this process.
@@ -91,8 +98,13 @@ registered = Registry()
 def matching_consumers(registrations: Iterable[Registration], names: Sequence[str]) -> list[Registration]:
     """The consumers of a type and of its bases (``Kind.names``): those of the type first, then those of the nearest
     base."""
-    some = list(registrations)
-    found = {one.name: one for name in with_bases(some, names) for one in some if name in one.type_names}
+    candidates = list(registrations)
+    found = {
+        registration.name: registration
+        for name in with_bases(candidates, names)
+        for registration in candidates
+        if name in registration.type_names
+    }
     return list(found.values())
 
 
@@ -100,11 +112,13 @@ def with_bases(registrations: Iterable[Registration], names: Sequence[str]) -> S
     """The names of a type and of its bases; the headers may lack the bases."""
     if len(names) == 1 and names[0]:
         # The sender is older than its consumers, or another system; a class of this process may have bases.
-        return next((messages.type_names(cls) for one in registrations if (cls := one.knows(names[0]))), names)
+        return next(
+            (messages.type_names(cls) for registration in registrations if (cls := registration.knows(names[0]))), names
+        )
     return names
 
 
 def recipients_of(queue: Any, names: Sequence[str]) -> tuple[str, ...]:
     """The names of all consumers of a type, and of its bases, on a queue with ``recipients``; ('',) if this process
     knows none."""
-    return tuple(one.name for one in matching_consumers(registered.of(queue), names)) or ("",)
+    return tuple(consumer.name for consumer in matching_consumers(registered.of(queue), names)) or ("",)

@@ -162,7 +162,7 @@ def set_consumer(
 
     def register(function: HandlerT) -> HandlerT:
         with located(source_location(function) or here):
-            named = next((one for one in unwrap(function) if hasattr(one, "__qualname__")), type(function))
+            named = next((layer for layer in unwrap(function) if hasattr(layer, "__qualname__")), type(function))
             full = name or f"{named.__module__}.{named.__qualname__}"
             _refuse_queue(for_sets, full)
             if given := {"batch", "batch_wait"} & options.keys():

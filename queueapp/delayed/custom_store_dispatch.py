@@ -54,7 +54,7 @@ def _in_one_transaction(store: DelayedStore, at: datetime, on_refused: OnRefused
         if is_transient(error, alias):
             with step(DispatchFailed, alias):
                 raise
-        _told(error, on_refused)
+        _report(error, on_refused)
         with step(RecoveryFailed, alias):
             if _may_retry(message, error):
                 return _counted(store, message)
@@ -88,7 +88,7 @@ def _at_least_once(store: DelayedStore, at: datetime, on_refused: OnRefused) -> 
         if is_transient(error, alias):
             with step(DispatchFailed, alias):
                 raise
-        _told(error, on_refused)
+        _report(error, on_refused)
         with step(RecoveryFailed, alias):
             if _may_retry(message, error):
                 with transaction.atomic(using=alias):
@@ -115,7 +115,7 @@ def _send(alias: str, message: Delayed) -> Any:
     return queue
 
 
-def _told(error: BaseException, on_refused: OnRefused) -> None:
+def _report(error: BaseException, on_refused: OnRefused) -> None:
     if not isinstance(error, QueueNotFound):
         on_refused(error)
 

@@ -90,7 +90,7 @@ def undeliverable(alias: str, overdue: timedelta | None = OVERDUE) -> dict[str, 
     """Destinations that no queue of this process answers to, with messages that have been due for longer than that: how
     many, counted up to ``COUNTED``. Another project's dispatcher would have moved them by now. None: all of them."""
     rows = nonblocking(DelayedMessage.objects.using(alias)).order_by("destination")
-    known = {*destinations(), *(one for some in addresses(alias).values() for one in some)}
+    known = {*destinations(), *(label for labels in addresses(alias).values() for label in labels)}
     found: dict[str, int] = {}
     for name in distinct_values(rows, "destination"):
         if name not in known:
@@ -174,6 +174,6 @@ def next_due_in(alias: str, seen: Agenda | None = None) -> timedelta | None:
             return found  # nothing can be sent by it, so it holds nothing
         if due is not None:
             connection = connections[alias]
-            left = due - backend_of(connection).now(connection)
-            found = left if found is None else min(found, left)
+            remaining = due - backend_of(connection).now(connection)
+            found = remaining if found is None else min(found, remaining)
     return found

@@ -85,7 +85,7 @@ def poison(
         first_failed_at=first_failed(row.failures) or Now(),
     )
 
-    def tell() -> None:
+    def notify() -> None:
         signals.send(signals.poisoned, Failure(queue, None, row, error, retries), Poison(reason))
 
-    transaction.on_commit(tell, using=alias, robust=True)
+    transaction.on_commit(notify, using=alias, robust=True)

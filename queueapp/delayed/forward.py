@@ -115,12 +115,14 @@ def forget_arrivals(alias: str, target: str, older: timedelta = KEPT) -> int:
         return 0
     old = ForwardedMessage.objects.using(target).filter(origin=_origin(alias), arrived_at__lt=Now() - older)
     store = DelayedMessage.objects.using(alias)
-    gone, left = 0, set[uuid.UUID]()
-    while len(left) < _AT_ONCE:
+    gone, kept = 0, set[uuid.UUID]()
+    while len(kept) < _AT_ONCE:
         # The note is read before the row is looked for: a row that is not there by then is never forwarded again.
-        notes = list(old.exclude(message_id__in=left).order_by("arrived_at").values_list("pk", "message_id")[:_AT_ONCE])
-        here = set(store.filter(message_id__in={one for _, one in notes}).values_list("message_id", flat=True))
-        left |= here
+        notes = list(old.exclude(message_id__in=kept).order_by("arrived_at").values_list("pk", "message_id")[:_AT_ONCE])
+        here = set(
+            store.filter(message_id__in={message_id for _, message_id in notes}).values_list("message_id", flat=True)
+        )
+        kept |= here
         over = [key for key, message_id in notes if message_id not in here]
         if over:
             gone += ForwardedMessage.objects.using(target).filter(pk__in=over).delete()[0]
@@ -192,10 +194,10 @@ class _Forwarding:
     def _pieces(self, keys: list[int]) -> Iterator[list[DelayedMessage]]:
         """The rows in due order, some megabytes at a time: they all come through this process."""
         piece: list[DelayedMessage] = []
-        size, left, at_once = 0, iter(keys), 1
-        while some := list(islice(left, at_once)):
+        size, remaining, at_once = 0, iter(keys), 1
+        while part := list(islice(remaining, at_once)):
             read = 1
-            for row in _within_time(self._rows.filter(pk__in=some).order_by("due", "number")):
+            for row in _within_time(self._rows.filter(pk__in=part).order_by("due", "number")):
                 if piece and size + len(row.body or b"") > settings.MAX_BATCH_BYTES:
                     yield piece
                     piece, size = [], 0
@@ -203,7 +205,7 @@ class _Forwarding:
                 size += len(row.body or b"")
                 read += len(row.body or b"")
             # As many as were no more than that, if they are like these.
-            at_once = max(1, min(_ROWS_READ, settings.MAX_BATCH_BYTES * len(some) // read))
+            at_once = max(1, min(_ROWS_READ, settings.MAX_BATCH_BYTES * len(part) // read))
         if piece:
             yield piece
 

@@ -159,7 +159,7 @@ def open_for_dispatch(alias: str) -> tuple[DelayedStore, Semantics]:
     SemanticsRefused where it refuses all of them, and what the store raises."""
     opening = _opening_of(alias)
     used = {queue.delivery.semantics for queue in registry.queues if router.db_for_write(queue) == alias}
-    wanted = [one for one in STRONGEST_FIRST if one in used] or [Semantics.AT_LEAST_ONCE]
+    wanted = [semantics for semantics in STRONGEST_FIRST if semantics in used] or [Semantics.AT_LEAST_ONCE]
     failed: dict[Semantics, Exception] = {}
     for semantics in wanted:
         try:
@@ -206,8 +206,8 @@ def _honours(opened: Semantics, wanted: Semantics) -> bool:
 
 def stores_of(queue: Any) -> list[str]:
     """The databases that may keep delayed messages for a queue beside its own."""
-    own = router.db_for_write(queue)
-    return [alias for alias in dict.fromkeys(queue.delivery.delayed_in) if alias != own]
+    own_alias = router.db_for_write(queue)
+    return [alias for alias in dict.fromkeys(queue.delivery.delayed_in) if alias != own_alias]
 
 
 def addresses(alias: str) -> dict[str, list[str]]:

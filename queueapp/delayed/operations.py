@@ -27,10 +27,10 @@ def cancel(message_id: uuid.UUID, *, using: str = "default") -> int:
     """Drop a delayed message before it is due; returns how many went (0: it is gone, dispatched or unknown). Raises
     MissingVerb when it is in a store that cannot do it."""
     gone = SqlDelayedStore(using).cancel(message_id)
-    other = _other(using)
+    store = _custom_store(using)
     # A message is in one of them: where the table had it, the store is not asked for a method that it may lack.
-    if not gone and other is not None:
-        gone = other.cancel(message_id)
+    if not gone and store is not None:
+        gone = store.cancel(message_id)
     return gone
 
 
@@ -49,9 +49,9 @@ def reschedule(
     due: Any = at if at is not None else Now() + delay
     changed = SqlDelayedStore(using).reschedule(message_id, due)
     connection = connections[using]
-    other = _other(using)
-    if not changed and other is not None:
-        changed = other.reschedule(message_id, at or backend_of(connection).now(connection) + (delay or timedelta(0)))
+    store = _custom_store(using)
+    if not changed and store is not None:
+        changed = store.reschedule(message_id, at or backend_of(connection).now(connection) + (delay or timedelta(0)))
     if changed:
         notifier.delayed(connection)
     return changed
@@ -68,20 +68,20 @@ def make_due(messages: QuerySet[DelayedMessage]) -> int:
 def address_in(alias: str, queue: Any) -> str:
     """What messages that this database keeps for a queue are addressed to. Raises InvalidOption where no dispatcher
     would deliver them from there."""
-    own = router.db_for_write(queue)
-    if alias == own:
+    own_alias = router.db_for_write(queue)
+    if alias == own_alias:
         return str(queue._meta.label)
     if alias in stores_of(queue):
-        return registry.address(queue, own)
-    accepted = ", ".join(map(repr, [own, *stores_of(queue)]))
+        return registry.address(queue, own_alias)
+    accepted = ", ".join(map(repr, [own_alias, *stores_of(queue)]))
     raise InvalidOption("database", alias, f"one that delivers to {queue._meta.label}: {accepted}")
 
 
 def addressed(name: str, *, using: str = "default") -> int:
     """How many delayed messages go to a destination, of the table and of another store. Raises MissingVerb when that
     cannot tell."""
-    other = _other(using)
-    in_store = 0 if other is None else other.count(name, _ALL)
+    store = _custom_store(using)
+    in_store = 0 if store is None else store.count(name, _ALL)
     return DelayedMessage.objects.using(using).filter(destination=name).count() + in_store
 
 
@@ -93,8 +93,8 @@ def readdress(name: str, queue: Any, *, using: str = "default", limit: int = 100
     if to == name:
         raise InvalidOption("queue", to, "another one than they go to already")
     changed = SqlDelayedStore(using).readdress(name, to, limit)
-    if not changed and (other := _other(using)) is not None and _may_have(other, name):
-        changed = other.readdress(name, to, limit)
+    if not changed and (store := _custom_store(using)) is not None and _may_have(store, name):
+        changed = store.readdress(name, to, limit)
     if changed:
         notifier.delayed(connections[using])
     return changed
@@ -115,7 +115,7 @@ def _may_have(store: DelayedStore, destination: str) -> bool:
         return True
 
 
-def _other(alias: str) -> DelayedStore | None:
+def _custom_store(alias: str) -> DelayedStore | None:
     """The store that is configured in place of the table, opened."""
     return None if is_built_in(store_of(alias)) else open_for_any(alias)
 
@@ -124,8 +124,8 @@ def waiting(alias: str, destination: str, limit: int, *, in_passing: bool = Fals
     """How many delayed messages there are for a queue, by its label; counted up to ``limit``. ``in_passing``: for a
     figure, which does not wait for locks and may miss what an open transaction has. Raises MissingVerb when another
     store cannot tell, and FetchFailed when it cannot be asked."""
-    own = SqlDelayedStore(alias)
-    found = own.count_in_passing(destination, limit) if in_passing else own.count(destination, limit)
+    sql_store = SqlDelayedStore(alias)
+    found = sql_store.count_in_passing(destination, limit) if in_passing else sql_store.count(destination, limit)
     store = store_of(alias)
     if found < limit and not is_built_in(store):
         with step(FetchFailed, alias):
@@ -139,5 +139,5 @@ def kept_in(store: str, queue: Any, limit: int) -> int:
 
 
 def can_count(alias: str) -> bool:
-    """Whether ``waiting`` can be told of this database."""
+    """Whether ``waiting`` is known of this database."""
     return type(store_of(alias)).count is not DelayedStore.count

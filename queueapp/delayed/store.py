@@ -42,7 +42,7 @@ if TYPE_CHECKING:
             retries: int = 0,
             *,
             handle: Any = None,
-            **others: Any,
+            **rest: Any,
         ) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 else:
@@ -55,7 +55,7 @@ else:
             ("headers", str),
             ("body", bytes | None),
             ("retries", int, 0),
-            *((one.name, Any, one.default) for one in MESSAGE_COLUMNS),
+            *((address.name, Any, address.default) for address in MESSAGE_COLUMNS),
             ("deliveries", int, 0),
             ("cancels", int, 0),
             ("failures", str | None, None),
@@ -80,14 +80,16 @@ class Delayed(_Delayed):
 
     def to_json(self) -> bytes:
         """All of it but the handle, for stores that keep bytes; what a later version adds is in it, too."""
-        return msgspec.json.encode({one.name: getattr(self, one.name) for one in fields(self) if one.name != "handle"})
+        return msgspec.json.encode(
+            {field.name: getattr(self, field.name) for field in fields(self) if field.name != "handle"}
+        )
 
     @classmethod
     def from_json(cls, data: bytes, *, handle: Any = None) -> Delayed:
         """The reverse of ``to_json``; what is not in it is as it is by default, what is unknown here is left out.
         Raises ValueError."""
         given = msgspec.json.decode(data)
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         values = {
             name: msgspec.convert(value, _IN_JSON[name]) if name in _IN_JSON else value
             for name, value in given.items()
@@ -98,7 +100,7 @@ class Delayed(_Delayed):
 
 #: What JSON has no type for.
 _IN_JSON: dict[str, Any] = {"message_id": uuid.UUID, "due": datetime, "body": bytes | None} | {
-    one.name: datetime | None for one in MESSAGE_COLUMNS if one.kind is Kind.TIME
+    column.name: datetime | None for column in MESSAGE_COLUMNS if column.kind is Kind.TIME
 }
 
 
@@ -197,7 +199,7 @@ class SqlDelayedStore(DelayedStore):
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
         """Call it inside a transaction: the row lock is what keeps other dispatchers away."""
-        rows = self._own().select_for_update(skip_locked=True)
+        rows = self._own_rows().select_for_update(skip_locked=True)
         row = rows.filter(due__lte=at).order_by("due", "number").first()
         if row is None:
             return None
@@ -218,9 +220,9 @@ class SqlDelayedStore(DelayedStore):
         return rows.update(retries=F("retries") + 1) == 1
 
     def next(self) -> datetime | None:
-        return nonblocking(self._own()).order_by("due").values_list("due", flat=True).first()
+        return nonblocking(self._own_rows()).order_by("due").values_list("due", flat=True).first()
 
-    def _own(self) -> QuerySet[DelayedMessage]:
+    def _own_rows(self) -> QuerySet[DelayedMessage]:
         """What is for queues of this database. The rest is for a forwarder, however a subclass is dispatched from."""
         return DelayedMessage.objects.using(self.alias).exclude(destination__contains="@")
 

@@ -30,8 +30,8 @@ def from_environment() -> dict[str, bytes]:
     """Keys of the environment variable ``QUEUEAPP_ENCRYPTION_KEYS``: ``2026-11:<base64>,2026-05:<base64>``. Raises
     InvalidOption."""
     keys = {}
-    for one in os.environ.get(VARIABLE, "").split(","):
-        name, colon, text = one.strip().partition(":")
+    for entry in os.environ.get(VARIABLE, "").split(","):
+        name, colon, text = entry.strip().partition(":")
         if not colon:
             continue
         try:
@@ -67,7 +67,7 @@ def forget() -> None:
 
 
 def _checked(source: Any) -> Mapping[str, bytes]:
-    """The keys of a callable or of its dotted path. Raises InvalidOption, in which no key is ever told."""
+    """The keys of a callable or of its dotted path. Raises InvalidOption, whose text never contains a key."""
     try:
         call: Callable[[], Any] = import_string(source) if isinstance(source, str) else source
     except ImportError as error:

@@ -69,8 +69,8 @@ def erase_subject(subject: str, *, using: str = "default") -> int:
     >>> erase_subject("customer-7")  # doctest: +SKIP
     1
     """
-    own = SubjectKey.objects.using(using).filter(subject=subject)
-    return own.update(wrapped=None, subject=None, key="", erased_at=Now())
+    keys = SubjectKey.objects.using(using).filter(subject=subject)
+    return keys.update(wrapped=None, subject=None, key="", erased_at=Now())
 
 
 def rewrap_subject_keys(*, using: str = "default", batch: int = 500) -> int:
@@ -138,4 +138,4 @@ def find(subject: str, using: Iterable[str] | None = None) -> list[Found]:
 
 def erase(subject: str, found: Iterable[Found]) -> dict[str, int]:
     """Destroy these; by database how many were. One that fails keeps none of those before it from being gone."""
-    return {one.database: erase_subject(subject, using=one.database) for one in found}
+    return {match.database: erase_subject(subject, using=match.database) for match in found}

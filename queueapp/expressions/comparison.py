@@ -101,13 +101,13 @@ class Known:
             return True
         return None if self.null else False
 
-    def meets(self, other: Known) -> bool:
+    def meets(self, compared: Known) -> bool:
         """Whether any value of the one equals any of the other."""
         return bool(
-            self.texts & other.texts
-            or self.numbers & other.numbers
-            or self.numbers & other.valued
-            or self.valued & other.numbers
+            self.texts & compared.texts
+            or self.numbers & compared.numbers
+            or self.numbers & compared.valued
+            or self.valued & compared.numbers
         )
 
 
@@ -120,12 +120,12 @@ def _pairs(compare: Compare, left: list[Any], right: list[Any]) -> bool | None:
         found = Known(left).meets(Known(right))
     elif compare is operator.ne:
         # Stops at the first pair that differs. Where none does, one of the sides is down to two values (2, and '2').
-        ones, others = _distinct(left), _distinct(right)
-        found = any(scalars(compare, one, other) for one in ones for other in others)
+        left_values, right_values = _distinct(left), _distinct(right)
+        found = any(scalars(compare, value, compared_value) for value in left_values for compared_value in right_values)
     else:
         low = compare in (operator.lt, operator.le)
-        ones, others = _extremes(left, min if low else max), _extremes(right, max if low else min)
-        found = any(scalars(compare, one, other) for one in ones for other in others)
+        left_values, right_values = _extremes(left, min if low else max), _extremes(right, max if low else min)
+        found = any(scalars(compare, value, compared_value) for value in left_values for compared_value in right_values)
     if found:
         return True
     return None if None in left or None in right else False
@@ -142,7 +142,7 @@ def _extremes(values: list[Any], pick: Any) -> list[Any]:
     numbers = [value for value in values if value is not None and type(value) is not str and value == value]
     texts = [value for value in values if type(value) is str]
     saying = {text: number for text in texts if (number := number_in(text)) is not None}
-    chosen: list[Any] = [pick(some) for some in (numbers, texts) if some]
+    chosen: list[Any] = [pick(values) for values in (numbers, texts) if values]
     if saying:
         chosen.append(pick(saying, key=saying.__getitem__))
     chosen += [text for text in texts if text not in saying][:1]

@@ -126,8 +126,8 @@ class Compiler:
     def _arithmetic(self, node: Arithmetic) -> Read:
         return self._calculated(node.operator, node.left, node.right)
 
-    def _calculated(self, sign: str, one: Node, other: Node) -> Read:
-        operation, left, right = ARITHMETIC[sign], self.scalar(one), self.scalar(other)
+    def _calculated(self, sign: str, left_node: Node, right_node: Node) -> Read:
+        operation, left, right = ARITHMETIC[sign], self.scalar(left_node), self.scalar(right_node)
         return lambda message: calculated(operation, left(message), right(message))
 
     # -- answers --------------------------------------------------------------------------------------------------
@@ -145,10 +145,10 @@ class Compiler:
         read, low, high = self.value(node.value), self.scalar(node.low), self.scalar(node.high)
 
         def between(message: Any) -> bool | None:
-            value, least, most = read(message), low(message), high(message)
+            value, lowest, highest = read(message), low(message), high(message)
             if type(value) is list:  # one element has to be above the one and below the other
-                return any_of(_between(element, least, most) for element in value)
-            return _between(value, least, most)
+                return any_of(_between(element, lowest, highest) for element in value)
+            return _between(value, lowest, highest)
 
         return between
 
@@ -221,9 +221,15 @@ class Compiler:
         if function is None and name not in SPECIAL:
             known = ", ".join(sorted([*FUNCTIONS, *SPECIAL]))
             raise Unusable(node.column, f"there is no function {name[:40]}; there are {known}")
-        least, most = (function.least, function.most) if function else SPECIAL[name]
-        if len(given) < least or (most is not None and len(given) > most):
-            count = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
+        min_args, max_args = (function.min_args, function.max_args) if function else SPECIAL[name]
+        if len(given) < min_args or (max_args is not None and len(given) > max_args):
+            count = (
+                f"{min_args} or more"
+                if max_args is None
+                else f"{min_args}"
+                if max_args == min_args
+                else f"{min_args} to {max_args}"
+            )
             raise Unusable(node.column, f"{name} takes {count} arguments, not {len(given)}")
         return self._function(function, given) if function else self._special(name, given)
 
@@ -331,11 +337,11 @@ def _elements(value: Any) -> list[Any]:
     return value if type(value) is list else [value]
 
 
-_LEAST, _MOST = COMPARISONS[">="], COMPARISONS["<="]
+_AT_LEAST, _AT_MOST = COMPARISONS[">="], COMPARISONS["<="]
 
 
 def _between(value: Any, low: Any, high: Any) -> bool | None:
-    above, below = scalars(_LEAST, value, low), scalars(_MOST, value, high)
+    above, below = scalars(_AT_LEAST, value, low), scalars(_AT_MOST, value, high)
     if above is False or below is False:
         return False
     return None if above is None or below is None else True
@@ -371,7 +377,7 @@ def conjunction(terms: Terms) -> Read:
 
 
 def disjunction(terms: Terms) -> Read:
-    def some(message: Any) -> bool | None:
+    def any_true(message: Any) -> bool | None:
         unknown = False
         for term in terms:
             answer = term(message)
@@ -381,7 +387,7 @@ def disjunction(terms: Terms) -> Read:
                 unknown = True
         return None if unknown else False
 
-    return some
+    return any_true
 
 
 def strict_conjunction(terms: Terms) -> Read:
@@ -396,14 +402,14 @@ def strict_conjunction(terms: Terms) -> Read:
 
 
 def strict_disjunction(terms: Terms) -> Read:
-    def some(message: Any) -> bool | None:
+    def any_true(message: Any) -> bool | None:
         for term in terms:
             answer = term(message)
             if answer is not False:
                 return answer  # type: ignore[no-any-return]
         return False
 
-    return some
+    return any_true
 
 
 def negation(term: Read) -> Read:

@@ -19,10 +19,10 @@ from .coercion import Number, first, fitting, number_of, text_of
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """``most`` is None where there is no limit. ``takes_null``: it is called with NULLs too."""
+    """``max_args`` is None where there is no limit. ``takes_null``: it is called with NULLs too."""
 
-    least: int
-    most: int | None
+    min_args: int
+    max_args: int | None
     call: Callable[..., Any]
     takes_null: bool = False
 
@@ -87,8 +87,8 @@ def _instr_i(value: Any, sought: Any) -> int:
     return _instr(_lower(value), _lower(sought))
 
 
-def _strequal_i(one: Any, other: Any) -> bool:
-    return _lower(one) == _lower(other)
+def _strequal_i(left: Any, right: Any) -> bool:
+    return _lower(left) == _lower(right)
 
 
 def _char_value(code: Any) -> str | None:
@@ -184,7 +184,7 @@ FUNCTIONS: dict[str, Function] = {
     "UPPER": Function(1, 1, _upper),
 }
 
-#: Their arguments are not all evaluated, or are arrays, or they ask for a column: (least, most) of them.
+#: Their arguments are not all evaluated, or are arrays, or they ask for a column: (min_args, max_args) of them.
 SPECIAL: dict[str, tuple[int, int | None]] = {
     "ARRAY_COUNT": (1, 1),
     "ARRAY_TO_STRING": (2, 2),

@@ -210,7 +210,7 @@ class _Tree(Transformer[Token, Any]):
         given = tuple(argument for argument in arguments if argument is not None)
         return Call(_column(name), _above(*given), name.upper(), given)
 
-    def group(self, left: Token, inside: Node) -> Node:
+    def group(self, token: Token, inside: Node) -> Node:
         return replace(inside, depth=_above(inside))
 
 

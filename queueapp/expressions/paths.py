@@ -35,8 +35,8 @@ class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
         says it is, and for headers that do not parse.
         """
         raw = None if body is None else bytes(body)
-        own = decode_headers(headers).get(TOPIC) if f'"{TOPIC}"' in headers else None
-        return cls(decode_body(raw, read_head(headers)[1] or content_type), own or topic, len(raw or b""))
+        message_topic = decode_headers(headers).get(TOPIC) if f'"{TOPIC}"' in headers else None
+        return cls(decode_body(raw, read_head(headers)[1] or content_type), message_topic or topic, len(raw or b""))
 
 
 #: Reads something of a message, or computes it.
@@ -78,11 +78,11 @@ def reader(steps: tuple[Step, ...]) -> Read:
         return read_one
 
     if len(steps) == 2 and all(isinstance(step, str) for step in steps):
-        one, two = steps
+        first, two = steps
 
         def read_two(message: ParsedMessage) -> Any:
             try:
-                value = message.body.get(one).get(two)
+                value = message.body.get(first).get(two)
             except AttributeError:  # the first is not there, or is an array
                 return walk(message.body, steps)
             kind = type(value)

@@ -85,7 +85,7 @@ def fail(
     decided = _recorded(alias, in_full, bare)
     if decided is None:
         return None
-    decided.tell()
+    decided.notify()
     return decided.verdict
 
 
@@ -126,7 +126,7 @@ def fail_taken(
     decided = _recorded(alias, in_full, bare)
     if decided is None:
         return None
-    decided.tell()
+    decided.notify()
     return decided.verdict
 
 
@@ -345,19 +345,19 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
 
 @dataclass(slots=True)
 class AppliedVerdict:
-    """A verdict that was carried out; ``tell`` the world once that is committed."""
+    """A verdict that was carried out; ``notify`` once it is committed."""
 
     failure: Failure
     verdict: Verdict
     connection: Any
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Send wake-ups and signals, and log. It is committed: nothing that happens here is an error of the
         failure's."""
         try:
             _tell(self.failure, self.verdict, self.connection)
         except BaseException:  # a receiver may call sys.exit()
-            signals.log.exception("A failed attempt was recorded, but not everybody could be told.")
+            signals.log.exception("A failed attempt was recorded, but not all signal receivers were called.")
 
 
 class IdempotentTransaction:

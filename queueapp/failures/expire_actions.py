@@ -59,25 +59,27 @@ class ExpiredMessage(NamedTuple):
     @property
     def text(self) -> str:
         """The reasons and what there is to say about them, in one line."""
-        told = [signals.TIME_IS_OVER] if TIME_LIMIT in self.reasons else []
-        told += [self.why] if FORCED_EXPIRE in self.reasons and self.why else []
-        told += [in_words(self.row, self.reasons)]
-        return f"{', '.join(self.reasons)}: {' and '.join(filter(None, told))}".removesuffix(": ")
+        reasons = [signals.TIME_IS_OVER] if TIME_LIMIT in self.reasons else []
+        reasons += [self.why] if FORCED_EXPIRE in self.reasons and self.why else []
+        reasons += [in_words(self.row, self.reasons)]
+        return f"{', '.join(self.reasons)}: {' and '.join(filter(None, reasons))}".removesuffix(": ")
 
 
 def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]) -> None:
     """Do with these messages what their queue says, in the caller's transaction, which has taken them out; and tell the
     receivers of the signal ``expired`` once that is committed."""
-    given = [_with_time(queue, alias, one) for one in given]
-    for one in given:
-        action = action_for(queue.delivery.on_expired, one.reasons)
+    given = [_with_time(queue, alias, message) for message in given]
+    for message in given:
+        action = action_for(queue.delivery.on_expired, message.reasons)
         if isinstance(action, PublishTo):
-            publish(queue, alias, one.row, action, one.reasons, one.text)
+            publish(queue, alias, message.row, action, message.reasons, message.text)
         elif isinstance(action, KeepAsPoison):
-            insert_poison(alias, queue._meta.label, _marked(one), one.text, attempts=attempts_of(one.row.failures))
+            insert_poison(
+                alias, queue._meta.label, _marked(message), message.text, attempts=attempts_of(message.row.failures)
+            )
     hook = removal_hooks.get(queue)
     if hook is not None and given:
-        hook(alias, [one.row for one in given], "expired")
+        hook(alias, [message.row for message in given], "expired")
     if given:
         transaction.on_commit(partial(_tell, queue, given), using=alias)
 
@@ -132,25 +134,27 @@ def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequen
         insert_poison(alias, queue._meta.label, row, why, attempts=attempts_of(row.failures), exception=error)
 
 
-def _with_time(queue: Any, alias: str, one: ExpiredMessage) -> ExpiredMessage:
+def _with_time(queue: Any, alias: str, message: ExpiredMessage) -> ExpiredMessage:
     """With all reasons that hold: its time may be over as well."""
-    if TIME_LIMIT in one.reasons:
-        return one
-    until = expires_at(queue, alias, one.row.expires, one.row.enqueued_at)
+    if TIME_LIMIT in message.reasons:
+        return message
+    until = expires_at(queue, alias, message.row.expires, message.row.enqueued_at)
     if until is None or until > backend_of(connections[alias]).now(connections[alias]):
-        return one
-    return one._replace(reasons=(TIME_LIMIT, *one.reasons))
+        return message
+    return message._replace(reasons=(TIME_LIMIT, *message.reasons))
 
 
 def _tell(queue: Any, given: Sequence[ExpiredMessage]) -> None:
     by_reason: defaultdict[tuple[tuple[str, ...], str], list[Any]] = defaultdict(list)
-    for one in given:
-        action = action_for(queue.delivery.on_expired, one.reasons)
+    for message in given:
+        action = action_for(queue.delivery.on_expired, message.reasons)
         # Of those whose time was over there may be thousands, and that is no error.
-        if not isinstance(action, Drop) and not {TIME_LIMIT, FORCED_EXPIRE}.issuperset(one.reasons):
+        if not isinstance(action, Drop) and not {TIME_LIMIT, FORCED_EXPIRE}.issuperset(message.reasons):
             became = "was published" if isinstance(action, PublishTo) else "is poison"
-            signals.log.error("%s: message %s %s, not acked: %s", queue._meta.label, one.row.id, became, one.text)
-        alone = one.why if one.reasons == (FORCED_EXPIRE,) else ""
-        by_reason[one.reasons, alone].append(one.row.id)
+            signals.log.error(
+                "%s: message %s %s, not acked: %s", queue._meta.label, message.row.id, became, message.text
+            )
+        alone = message.why if message.reasons == (FORCED_EXPIRE,) else ""
+        by_reason[message.reasons, alone].append(message.row.id)
     for (reasons, why), ids in by_reason.items():
         signals.send_expired(queue, ids, why, reasons)

@@ -29,15 +29,15 @@ class ProcessDied(Exception):
     """The process ended while a handler had the message: the "exception" of such an attempt."""
 
 
-#: How the history tells of one.
+#: How an attempt that ended its process begins in the history.
 _DIED = f'"exception":"{ProcessDied.__name__}: '
 
-#: Failed attempts kept with a message: the first ones tell most, the last ones are current.
+#: Failed attempts kept with a message: the first show the cause, the last are current.
 MAX_FAILURES = 20
 
 
 def describe(exception: BaseException) -> dict[str, str]:
-    """The columns of the poison table that tell of an exception: bounded, and without NULs, which PostgreSQL
+    """The columns of the poison table for an exception: bounded, and without NULs, which PostgreSQL
     refuses."""
     kind = f"{type(exception).__module__}.{type(exception).__qualname__}".removeprefix("builtins.")
     place = text = ""
@@ -60,7 +60,7 @@ def describe(exception: BaseException) -> dict[str, str]:
 
 
 def where() -> dict[str, str]:
-    """The columns that tell of this process."""
+    """The columns for this process."""
     return {
         "host": clean(socket.gethostname(), 255),
         "process": clean(f"{os.getpid()}:{threading.current_thread().name}", 64),

@@ -84,5 +84,5 @@ def reached(delivery: Any, deliveries: int, cancels: int) -> tuple[str, ...]:
 
 def in_words(row: Row, reasons: Iterable[str]) -> str:
     """What a message has come to that reached these limits; '' for others."""
-    told = {MAX_CANCELS: f"given back {row.cancels} times", MAX_DELIVERIES: f"handed out {row.deliveries} times"}
-    return " and ".join(told[reason] for reason in reasons if reason in told)
+    texts = {MAX_CANCELS: f"given back {row.cancels} times", MAX_DELIVERIES: f"handed out {row.deliveries} times"}
+    return " and ".join(texts[reason] for reason in reasons if reason in texts)

@@ -148,7 +148,7 @@ def _limits_of(label: str, consumer: str) -> tuple[int, int]:
         queue = registry.queues.find(label)
     except QueueNotFound:
         return settings.ATTEMPTS, sys.maxsize
-    known = {one.name: one for one in registered.of(queue)}
+    known = {registration.name: registration for registration in registered.of(queue)}
     attempts = known[consumer].option("attempts") if consumer in known else queue.delivery.attempts
     return attempts or settings.ATTEMPTS, queue.delivery.max_deliveries or sys.maxsize
 

@@ -51,7 +51,7 @@ def insert_poison(
 
 
 def full_record(queue: str, row: Row, reason: str, *, attempts: int, consumer: str = "") -> dict[str, Any]:
-    """The columns of a message's record, but for what an exception tells."""
+    """The columns of a message's record, without those of an exception."""
     return {
         "queue": clean(queue, 200),
         "consumer": clean(consumer, 200),
@@ -109,12 +109,12 @@ def _escaped(headers: str) -> str:
 def _cleaned(row: Row) -> dict[str, Any]:
     """Where it is to go when it is requeued, as far as a column takes it; times are left out."""
     found: dict[str, Any] = {}
-    for name, one in BY_NAME.items():
+    for name, column in BY_NAME.items():
         value = getattr(row, name)
-        if one.kind is Kind.TEXT and value:
-            found[name] = clean(value, one.max_length)
-        elif one.kind is Kind.INT16 and isinstance(value, int) and abs(value) < 2**63:
+        if column.kind is Kind.TEXT and value:
+            found[name] = clean(value, column.max_length)
+        elif column.kind is Kind.INT16 and isinstance(value, int) and abs(value) < 2**63:
             found[name] = value
-        elif one.kind is Kind.BOOL and value is not None:
+        elif column.kind is Kind.BOOL and value is not None:
             found[name] = bool(value)
     return found

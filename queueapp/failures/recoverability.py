@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _are_errors(value: Any) -> bool:
-    return all(isinstance(one, type) and issubclass(one, BaseException) for one in value)
+    return all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in value)
 
 
 OPTIONS: tuple[Option, ...] = (

@@ -72,8 +72,8 @@ class LimitedClaims:
     @property
     def limit(self) -> int:
         """How many messages of the queue may be in flight now."""
-        most: int | None = overrides.effective_value(self.queue, "max_backlog", self.alias)
-        return _UNLIMITED if most is None else most
+        max_backlog: int | None = overrides.effective_value(self.queue, "max_backlog", self.alias)
+        return _UNLIMITED if max_backlog is None else max_backlog
 
     def take(
         self,
@@ -84,16 +84,16 @@ class LimitedClaims:
         owner: uuid.UUID,
         lease_ms: int | None,
         *,
-        own: Subscription | None = None,
+        subscription: Subscription | None = None,
         bounded: bool = False,
     ) -> ClaimResult:
-        """Lease at most ``limit`` messages. ``own``: a subscription without a row, for this claim only. ``bounded``:
+        """Lease at most ``limit`` messages. ``subscription``: one without a row, for this claim only. ``bounded``:
         the caller counts the messages of its subscriber, and has capacity for ``limit``."""
         if not self._dispatches:
-            most = self.limit
+            maximum = self.limit
 
             def claim(seen: KnownClaims | None) -> LimitedClaim:
-                return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, most, seen)
+                return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, maximum, seen)
 
             got = record_cache_of(self.queue, connection).claim(self.sql, connection, claim)
             return ClaimResult(got.rows, got.at_limit, len(got.rows) == limit)
@@ -106,7 +106,7 @@ class LimitedClaims:
             return self._claim_unlimited(connection, ranges, limit, token, owner, lease_ms)
         with transaction.atomic(using=self.alias):
             self.sql.limits.lock(connection)
-            taken = self._claim_or_assign(connection, ranges, limit, token, owner, lease_ms, own)
+            taken = self._claim_or_assign(connection, ranges, limit, token, owner, lease_ms, subscription)
         if isinstance(taken, ClaimResult):
             return taken
         at_limit, unassigned = taken
@@ -125,8 +125,8 @@ class LimitedClaims:
         if self.limit == _UNLIMITED:
             subscriptions = self._subscriptions(Counter(), owner, None)
             # A subscriber whose heartbeat is late has the capacity 0: it gets nothing.
-            if all(one.filter is None and one.capacity.backlog for one in subscriptions):
-                capacity = sum(one.capacity.backlog for one in subscriptions)
+            if all(subscription.filter is None and subscription.capacity.backlog for subscription in subscriptions):
+                capacity = sum(subscription.capacity.backlog for subscription in subscriptions)
         self._capacity, self._known_until = min(capacity, WINDOW), monotonic() + KNOWN_FOR
         return True
 
@@ -156,29 +156,29 @@ class LimitedClaims:
         token: uuid.UUID,
         owner: uuid.UUID,
         lease_ms: int | None,
-        own: Subscription | None,
+        subscription: Subscription | None,
     ) -> ClaimResult | tuple[bool, Sequence[Claimed]]:
         """Under the lock: the messages claimed, or, after an assignment, whether the limit is reached and the
         unassigned messages."""
         out = Counter[uuid.UUID]()
-        for one in self.sql.limits.leases(connection):
-            out[one.owner] += one.messages
-        subscriptions = self._subscriptions(out, owner, own)
-        most = self.limit
-        remaining = max(0, most - out.total())
-        free = sum(one.capacity.free for one in subscriptions)
+        for lease in self.sql.limits.leases(connection):
+            out[lease.owner] += lease.messages
+        subscriptions = self._subscriptions(out, owner, subscription)
+        maximum = self.limit
+        remaining = max(0, maximum - out.total())
+        free = sum(subscription.capacity.free for subscription in subscriptions)
         wanted = min(remaining, free)
         if not wanted:
             return ClaimResult([], at_limit=not remaining)
-        filtered = any(one.filter is not None for one in subscriptions)
+        filtered = any(subscription.filter is not None for subscription in subscriptions)
         window = min(wanted, WINDOW)
         if not filtered and wanted == free and self.sql.claims.peek(connection, ranges, (), window).ahead >= window:
             # More than the free capacity: every model fills all subscribers.
-            mine = next(one.capacity.free for one in subscriptions if one.id == owner)
-            if not mine:
+            owned = next(subscription.capacity.free for subscription in subscriptions if subscription.id == owner)
+            if not owned:
                 return ClaimResult([])
-            wanted = min(limit, mine)
-            got = self.sql.limits.claim_within(connection, ranges, wanted, token, owner, lease_ms, most)
+            wanted = min(limit, owned)
+            got = self.sql.limits.claim_within(connection, ranges, wanted, token, owner, lease_ms, maximum)
             return ClaimResult(got.rows, got.at_limit, len(got.rows) == wanted)
         heads = self.sql.limits.lock_heads(connection, ranges, FILTERED_WINDOW if filtered else window, bodies=filtered)
         passes = self._matching(subscriptions, heads) if filtered else None
@@ -188,17 +188,19 @@ class LimitedClaims:
         ]  # fmt: skip
         return shared >= remaining, unassigned
 
-    def _subscriptions(self, out: Counter[uuid.UUID], owner: uuid.UUID, own: Subscription | None) -> list[Subscription]:
+    def _subscriptions(
+        self, out: Counter[uuid.UUID], owner: uuid.UUID, subscription: Subscription | None
+    ) -> list[Subscription]:
         rows = Subscriber.objects.using(self.alias).filter(queue=self.label, alive_until__gt=Now(), receives=True)
         found = [
             Subscription(key, Capacity(1 if backlog is None else backlog, out[key]), filter_of(text, self.label))
             for key, backlog, text in rows.order_by("started_at", "id").values_list("id", "backlog", "filter")
         ]
         # A backlog of 0: it receives barriers only.
-        found = [one for one in found if one.capacity.backlog]
-        if own is not None:
-            found.append(own)
-        elif all(one.id != owner for one in found):
+        found = [subscription for subscription in found if subscription.capacity.backlog]
+        if subscription is not None:
+            found.append(subscription)
+        elif all(subscription.id != owner for subscription in found):
             found.append(Subscription(owner, Capacity(0, 0)))  # its heartbeat is late
         return found
 
@@ -226,11 +228,11 @@ class LimitedClaims:
     ) -> int:
         """Assign the available messages; returns how many were assigned."""
         turn, turns = -1, self._model is FairnessModel.ROUND_ROBIN
-        keys = [one.id for one in subscriptions]
+        keys = [subscription.id for subscription in subscriptions]
         if turns:
             last = FairTurn.objects.using(self.alias).filter(queue=self.label).values_list("last", flat=True).first()
             turn = keys.index(last) if last in keys else -1
-        rooms = [one.capacity for one in subscriptions]
+        rooms = [subscription.capacity for subscription in subscriptions]
         indexes, now = assign(rooms, len(heads), self._model, turn, passes)
         given = [(row[SEQ], keys[index]) for row, index in zip(heads, indexes, strict=True) if index is not None][
             :remaining
@@ -282,12 +284,12 @@ class ClaimRecordCache:
         self, sql: QueueSql, connection: Any, claim: Callable[[KnownClaims | None], LimitedClaim]
     ) -> LimitedClaim:
         """Run ``claim`` with the cached records."""
-        own = connection.get_autocommit() and not connection.in_atomic_block
-        if own and self._drop:
+        starts_transaction = connection.get_autocommit() and not connection.in_atomic_block
+        if starts_transaction and self._drop:
             self._drop = False  # before it is done: if it fails, the next turn tries again
             self._dropped_to = sql.limits.drop_records(connection, self._dropped_to)
         got = claim(self._seen)
-        if own and got.known is not None:
+        if starts_transaction and got.known is not None:
             self._seen = got.known
             if got.rows and got.known.upto % DROP_EVERY == 0:
                 self._drop = True
@@ -297,8 +299,8 @@ class ClaimRecordCache:
 def forget_uncounted(alias: str) -> int:
     """Delete the records of queues that have no limit any more; returns how many. If such a queue gets a limit again,
     messages leased meanwhile have no record, and counting must begin anew."""
-    kept = {one._meta.db_table for one in registry.queues if keeps_records(one)}
-    numbers = [lock_number(table) for table in {one._meta.db_table for one in registry.queues} - kept]
+    kept = {queue._meta.db_table for queue in registry.queues if keeps_records(queue)}
+    numbers = [lock_number(table) for table in {queue._meta.db_table for queue in registry.queues} - kept]
     if not router.allow_migrate_model(alias, ClaimRecord):
         return 0
     return ClaimRecord.objects.using(alias).filter(queue__in=numbers).delete()[0]

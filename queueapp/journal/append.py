@@ -50,10 +50,10 @@ class Distribution(NamedTuple):
     @property
     def marks(self) -> str:
         """The text for ``JournalEntry.queues``."""
-        some = [queue._meta.label for queue in self.took]
-        some += ["+" + queue._meta.label for queue in self.fed]
-        some += ["-" + queue._meta.label for queue in self.refused]
-        return f"|{'|'.join(some)}|" if some else ""
+        labels = [queue._meta.label for queue in self.took]
+        labels += ["+" + queue._meta.label for queue in self.fed]
+        labels += ["-" + queue._meta.label for queue in self.refused]
+        return f"|{'|'.join(labels)}|" if labels else ""
 
 
 class Journal:
@@ -66,14 +66,14 @@ class Journal:
     def record(self, alias: str, topic: str, published: Sequence[Outgoing], taken: Sequence[Distribution]) -> None:
         """Append the messages; ``taken`` has the queues of each. One statement in the publisher's transaction."""
         connection = connections[alias]
-        marks = {one: one.marks for one in set(taken)}
+        marks = {queue: queue.marks for queue in set(taken)}
         try:
-            journal_of(connection).keep(connection, topic, published, [marks[one] for one in taken])
+            journal_of(connection).keep(connection, topic, published, [marks[queue] for queue in taken])
         except Error as error:
             if backend_of(connection).error_kind(error) is ErrorKind.MISSING:
                 raise NotMigrated(alias, [f"{JournalEntry._meta.db_table} or a column of it"]) from error
             raise
-        if any(one.fed for one in marks):
+        if any(mark.fed for mark in marks):
             notifier.journaled(connection)
 
 

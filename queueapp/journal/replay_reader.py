@@ -230,7 +230,7 @@ class Replay:
         after, not_before, passed_over = self._position
         self._check_overtaken(connection, journal, topics)
         found = journal.read(connection, topics, after, horizon, self._batch, not_before=not_before)
-        self._read.extend(one for one in found if one.seq not in passed_over)
+        self._read.extend(entry for entry in found if entry.seq not in passed_over)
         self._fetched_at = monotonic()
         self._last = found[-1].seq if len(found) == self._batch else None
         if len(found) < self._batch:
@@ -252,7 +252,7 @@ class Replay:
         if self._last is not None:
             gone = journal.find(connection, self._last) is None
         else:  # there was nothing more to read: entries may have been added and removed since
-            kept = [one.total_seconds() for topic in topics if (one := retention_of(topic)) is not None]
+            kept = [retention.total_seconds() for topic in topics if (retention := retention_of(topic)) is not None]
             gone = bool(kept) and away > min(kept)
         if not gone:
             return

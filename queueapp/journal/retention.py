@@ -76,13 +76,13 @@ def apply_retention(alias: str, may_continue: Callable[[], bool] = lambda: True)
     removed, sources = 0, [""]
     partitions = journal.partitions(connection)
     if partitions:
-        sources = [one.name for one in partitions if one.end is None]
-        for one in partitions:
-            if one.end is None or not may_continue():
+        sources = [partition.name for partition in partitions if partition.end is None]
+        for partition in partitions:
+            if partition.end is None or not may_continue():
                 continue
-            if not _drop(alias, connection, journal, one):
-                sources.append(one.name)
-    ends = {one.name: one.end for one in partitions}
+            if not _drop(alias, connection, journal, partition):
+                sources.append(partition.name)
+    ends = {partition.name: partition.end for partition in partitions}
     for source in sources:
         for topic in journal.topics(connection, source):
             kept, end = retention_of(topic), ends.get(source)
@@ -163,12 +163,12 @@ def _delete_copy_marks(alias: str, journal: JournalSql, may_continue: Callable[[
             notes = notes.filter(seq__lt=min(first[0].seq for first in firsts if first is not None))
         after = 0
         while may_continue() and (
-            some := dict(notes.filter(seq__gt=after).values_list("seq", "number")[:MARKS_PER_STATEMENT])
+            part := dict(notes.filter(seq__gt=after).values_list("seq", "number")[:MARKS_PER_STATEMENT])
         ):
             # An entry may have a lower bookmark than the first one, if its transaction was longer.
-            gone = some.keys() - journal.present(connection, list(some))
-            JournalCopied.objects.using(alias).filter(pk__in=[some[seq] for seq in gone]).delete()
-            after = max(some)
+            gone = part.keys() - journal.present(connection, list(part))
+            JournalCopied.objects.using(alias).filter(pk__in=[part[seq] for seq in gone]).delete()
+            after = max(part)
 
 
 def _unless_locked(alias: str, step: Callable[[], bool]) -> bool:

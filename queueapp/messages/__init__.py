@@ -68,8 +68,8 @@ from .headers import (
     read_head,
     read_kind,
     time_sent,
-    told_type,
-    version_told,
+    type_label,
+    versioned_name,
     well_known,
 )
 from .ids import as_uuid, first_of_many, id_sequence, new_id
@@ -151,27 +151,27 @@ __all__ = [
     "register_codec",
     "time_sent",
     "to_nservicebus",
-    "told_type",
     "type_headers",
+    "type_label",
     "type_name",
     "type_name_of",
     "type_names",
     "type_version",
     "unstorable",
     "upcast",
-    "version_told",
+    "versioned_name",
     "well_known",
 ]
 
 
 def to_nservicebus(headers: str, identity: uuid.UUID) -> str:
     """Stored headers under the names of NServiceBus' wire format, with its message id and time sent."""
-    ours = decode_headers(headers)
-    bases = ours.pop(BASE_TYPES, "")
-    if bases and TYPE in ours:
-        ours[TYPE] += f"; {bases}"
-    theirs = {TO_NSB.get(name, name): value for name, value in ours.items()}
-    theirs.setdefault(NSB_MESSAGE_ID, str(identity))
-    theirs.setdefault(NSB_CORRELATION_ID, theirs[NSB_MESSAGE_ID])
-    theirs.setdefault(NSB_TIME_SENT, datetime.now(UTC).strftime(NSB_TIME))
-    return encode_headers(theirs)
+    decoded = decode_headers(headers)
+    bases = decoded.pop(BASE_TYPES, "")
+    if bases and TYPE in decoded:
+        decoded[TYPE] += f"; {bases}"
+    nservicebus = {TO_NSB.get(name, name): value for name, value in decoded.items()}
+    nservicebus.setdefault(NSB_MESSAGE_ID, str(identity))
+    nservicebus.setdefault(NSB_CORRELATION_ID, nservicebus[NSB_MESSAGE_ID])
+    nservicebus.setdefault(NSB_TIME_SENT, datetime.now(UTC).strftime(NSB_TIME))
+    return encode_headers(nservicebus)

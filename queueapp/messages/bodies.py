@@ -30,14 +30,14 @@ def _plain_headers(cls: Any) -> str:
 
 def type_headers(cls: Any) -> dict[str, str]:
     """The headers that say what class a body is; none for untyped ones."""
-    own, *bases = type_names(cls)
-    told = {TYPE: own} if own else {}
+    name, *bases = type_names(cls)
+    headers = {TYPE: name} if name else {}
     if bases:
         # For workers that consume a base and have never imported this class.
-        told[BASE_TYPES] = "; ".join(bases)
-    if own and type_version(cls) != 1:
-        told[TYPE_VERSION] = str(type_version(cls))
-    return told
+        headers[BASE_TYPES] = "; ".join(bases)
+    if name and type_version(cls) != 1:
+        headers[TYPE_VERSION] = str(type_version(cls))
+    return headers
 
 
 #: Bodies that are stored as they are.

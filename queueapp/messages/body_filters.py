@@ -61,13 +61,13 @@ class Zlib:
         return self._open
 
     def _open(self, body: bytes, _: uuid.UUID) -> bytes:
-        most, reading = largest(), zlib.decompressobj()
+        max_bytes, reading = largest(), zlib.decompressobj()
         try:
-            found = reading.decompress(body, most)
+            found = reading.decompress(body, max_bytes)
         except zlib.error as error:
             raise UndecodableMessage(f"The body is not compressed by zlib: {error}.") from error
-        if not reading.eof and (reading.unconsumed_tail or len(found) >= most):
-            raise _too_large(most)
+        if not reading.eof and (reading.unconsumed_tail or len(found) >= max_bytes):
+            raise _too_large(max_bytes)
         if not reading.eof or reading.unused_data:
             raise UndecodableMessage("The body is not compressed by zlib: it is cut off, or something follows it.")
         return found
@@ -87,9 +87,9 @@ class Zstd:
         return lambda body, _: decompress(body, largest())
 
 
-def _too_large(most: int) -> UndecodableMessage:
+def _too_large(max_bytes: int) -> UndecodableMessage:
     return UndecodableMessage(
-        f"The body is larger than {most} bytes when it is not compressed (QUEUEAPP.MAX_DECOMPRESSED)."
+        f"The body is larger than {max_bytes} bytes when it is not compressed (QUEUEAPP.MAX_DECOMPRESSED)."
     )
 
 
@@ -106,33 +106,33 @@ def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]:
         def compress(body: bytes) -> bytes:
             return zstandard.ZstdCompressor().compress(body)
 
-        def decompress(body: bytes, most: int) -> bytes:
+        def decompress(body: bytes, max_bytes: int) -> bytes:
             try:
                 # A frame that says how large it is would be given that much, whatever the limit.
-                if 0 <= zstandard.frame_content_size(body) <= most:
+                if 0 <= zstandard.frame_content_size(body) <= max_bytes:
                     return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
-                if zstandard.frame_content_size(body) > most:
-                    raise _too_large(most)
+                if zstandard.frame_content_size(body) > max_bytes:
+                    raise _too_large(max_bytes)
                 found = bytearray()
                 with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=False) as reader:
-                    while piece := reader.read(min(most + 1 - len(found), 1 << 20)):
+                    while piece := reader.read(min(max_bytes + 1 - len(found), 1 << 20)):
                         found += piece
-                        if len(found) > most:
-                            raise _too_large(most)
+                        if len(found) > max_bytes:
+                            raise _too_large(max_bytes)
                 return bytes(found)
             except zstandard.ZstdError as error:
                 raise UndecodableMessage(f"The body is not compressed by Zstandard: {error}.") from error
 
         return compress, decompress
 
-    def decompress_own(body: bytes, most: int) -> bytes:
+    def decompress_own(body: bytes, max_bytes: int) -> bytes:
         reading = zstd.ZstdDecompressor()
         try:
-            found: bytes = reading.decompress(body, most + 1)
+            found: bytes = reading.decompress(body, max_bytes + 1)
         except (zstd.ZstdError, EOFError) as error:
             raise UndecodableMessage(f"The body is not compressed by Zstandard: {error}.") from error
-        if len(found) > most:
-            raise _too_large(most)
+        if len(found) > max_bytes:
+            raise _too_large(max_bytes)
         if not reading.eof or reading.unused_data:
             raise UndecodableMessage("The body is not compressed by Zstandard: it is cut off, or something follows it.")
         return found
@@ -194,28 +194,28 @@ def sealing(
 ) -> tuple[str, Callable[[bytes | None, uuid.UUID], bytes | None]]:
     """(stored headers, what is done to bodies) of messages that a queue with this encoding sends with these headers.
     What comes wrapped stays as it is. Raises InvalidMessage, KeyMissing and InvalidOption (of the keyring)."""
-    told = decode_headers(headers)
-    content_type = told.get(CONTENT_TYPE, "")
+    decoded = decode_headers(headers)
+    content_type = decoded.get(CONTENT_TYPE, "")
     if is_wrapped(content_type) and (is_secret(content_type) or "encrypted" not in encoding):
         return headers, lambda body, _: body
     wrapped, content_type = content_type, innermost(content_type)
     steps: list[Step] = []
     for name in encoding:
         wrapping = _of(name)
-        steps.append(wrapping.sealer(told, using))
+        steps.append(wrapping.sealer(decoded, using))
         content_type += wrapping.suffix
-    told[CONTENT_TYPE] = content_type
-    told.pop(ENCRYPT_FOR, None)
+    decoded[CONTENT_TYPE] = content_type
+    decoded.pop(ENCRYPT_FOR, None)
 
     def seal(body: bytes | None, identity: uuid.UUID) -> bytes | None:
         if body is not None and wrapped != innermost(wrapped):
-            body, _ = opened(body, wrapped, told, identity, using)
+            body, _ = opened(body, wrapped, decoded, identity, using)
         if body is not None:
             for step in steps:
                 body = step(body, identity)
         return body
 
-    return encode_headers(told), seal
+    return encode_headers(decoded), seal
 
 
 def opened(
@@ -244,9 +244,11 @@ def seal_text(text: str, headers: Mapping[str, str], identity: uuid.UUID, using:
     if not is_secret(headers.get(CONTENT_TYPE, "")):
         return None
     # A key of its own: with the current key of the keyring the header of the body must not change.
-    own = {CONTENT_TYPE: _TEXT} | ({ENCRYPTION_KEY: headers[ENCRYPTION_KEY]} if ENCRYPTION_KEY in headers else {})
-    sealed = _of("encrypted").sealer(own, using)(text.encode(), identity)
-    return f"{_SEALED}{own[ENCRYPTION_KEY]} {base64.b64encode(sealed).decode()}"
+    kept_headers = {CONTENT_TYPE: _TEXT} | (
+        {ENCRYPTION_KEY: headers[ENCRYPTION_KEY]} if ENCRYPTION_KEY in headers else {}
+    )
+    sealed = _of("encrypted").sealer(kept_headers, using)(text.encode(), identity)
+    return f"{_SEALED}{kept_headers[ENCRYPTION_KEY]} {base64.b64encode(sealed).decode()}"
 
 
 def open_text(text: str, identity: uuid.UUID, using: str) -> str:
@@ -268,14 +270,14 @@ def wrapped_anew(
 ) -> tuple[str, bytes | None]:
     """(stored headers, stored body) of a copy with another id, wrapped as its original is. ``plain``: what it holds, if
     not the same. Raises UndecodableMessage where the original cannot be read and would have to be."""
-    told = decode_headers(headers)
-    content_type = told.get(CONTENT_TYPE, "")
+    decoded = decode_headers(headers)
+    content_type = decoded.get(CONTENT_TYPE, "")
     if not is_wrapped(content_type) or (plain is None and not is_secret(content_type)):
         return headers, body if plain is None else plain
     if plain is None:
-        plain, _ = opened(body, content_type, told, before, using)
-    steps = [_of(name).sealer(told, using) for name in _taken_apart(content_type)[1]]
+        plain, _ = opened(body, content_type, decoded, before, using)
+    steps = [_of(name).sealer(decoded, using) for name in _taken_apart(content_type)[1]]
     if plain is not None:
         for step in steps:
             plain = step(plain, after)
-    return encode_headers(told), plain
+    return encode_headers(decoded), plain

@@ -53,12 +53,12 @@ def register_codec(
     known = _by_name.get(name)
     if (known is not None and known.content_type != content_type) or name in _BUILT_IN:
         raise InvalidOption("register_codec name", name, f"none of {', '.join(sorted(_by_name))}")
-    for one in (content_type, *aliases):
-        if "/" not in one or one in (JSON, BYTES) or _by_content_type.get(one, codec).name != name:
-            raise InvalidOption("register_codec content_type", one, "a content type that no other codec has")
+    for spelling in (content_type, *aliases):
+        if "/" not in spelling or spelling in (JSON, BYTES) or _by_content_type.get(spelling, codec).name != name:
+            raise InvalidOption("register_codec content_type", spelling, "a content type that no other codec has")
     _by_name[name] = codec
-    for one in (content_type, *aliases):
-        _by_content_type[one] = codec
+    for spelling in (content_type, *aliases):
+        _by_content_type[spelling] = codec
 
 
 def codec_of(message_type: str, where: str = "message_type") -> Codec:

@@ -139,17 +139,17 @@ def _kind_of(headers: str) -> Kind:
     return Kind(tuple(dict.fromkeys(said)) or ("",), version, head.content_type or head.nsb_content_type or "")
 
 
-def told_type(headers: str) -> str:
+def type_label(headers: str) -> str:
     """The type that headers name, with its version if that is not the first; '' where they name none, or do not
     parse."""
     try:
         kind = read_kind(headers)
     except UndecodableMessage:
         return ""
-    return version_told(kind.names[0], kind.version)
+    return versioned_name(kind.names[0], kind.version)
 
 
-def version_told(name: str, version: int) -> str:
+def versioned_name(name: str, version: int) -> str:
     """A type in words."""
     return name if version == 1 else f"{name} (version {version})"
 
@@ -158,14 +158,14 @@ def _enclosed(text: str) -> list[str]:
     """The names of a list like "Acme.OrderPlaced, Acme, Version=1.0.0.0; Acme.IEvent, Acme": most derived first, the
     assembly after the comma. A generic type has commas of its own, in brackets."""
     names = []
-    for one in text.split(";"):
-        depth, end = 0, len(one)
-        for place, letter in enumerate(one):
+    for part in text.split(";"):
+        depth, end = 0, len(part)
+        for place, letter in enumerate(part):
             depth += (letter == "[") - (letter == "]")
             if letter == "," and depth <= 0:
                 end = place
                 break
-        if name := one[:end].strip():
+        if name := part[:end].strip():
             names.append(name)
     return names
 

@@ -48,10 +48,10 @@ _pack_id = struct.Struct(">8sQ").pack
 
 def _as_uuid(value: int) -> uuid.UUID:
     """``UUID.__init__`` validates for most of a microsecond what is known to be right here."""
-    one = _make_uuid(uuid.UUID)
-    _set(one, "int", value)
-    _set(one, "is_safe", uuid.SafeUUID.unknown)
-    return one
+    identity = _make_uuid(uuid.UUID)
+    _set(identity, "int", value)
+    _set(identity, "is_safe", uuid.SafeUUID.unknown)
+    return identity
 
 
 def as_uuid(value: Any) -> uuid.UUID:

@@ -29,8 +29,8 @@ def message_type(name: str | None = None, *, version: int = 1, aliases: Iterable
     if name is not None:
         _check_name("name", name)
     former = tuple(aliases) if not isinstance(aliases, str) else (aliases,)
-    for one in former:
-        _check_name("aliases", one)
+    for alias in former:
+        _check_name("aliases", alias)
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_VERSION:
         raise InvalidOption("message_type version", version, f"a whole number from 1 to {MAX_VERSION}")
 
@@ -50,15 +50,15 @@ MAX_VERSION = 1_000_000
 
 
 def _check_name(option: str, name: Any) -> None:
-    if not isinstance(name, str) or not name.strip() or any(one in name for one in ";\0"):
+    if not isinstance(name, str) or not name.strip() or any(character in name for character in ";\0"):
         raise InvalidOption(f"message_type {option}", name, "a text that is not empty and holds no ';'")
 
 
 @lru_cache(maxsize=1024)
 def type_name(cls: Any) -> str:
     """The name of a message class in the ``type`` header: ``module.Class`` unless ``@message_type`` gave another."""
-    own = cls.__dict__.get("__queue_type__")
-    return own if own is not None else f"{cls.__module__}.{cls.__qualname__}"
+    declared = cls.__dict__.get("__queue_type__")
+    return declared if declared is not None else f"{cls.__module__}.{cls.__qualname__}"
 
 
 @lru_cache(maxsize=1024)
@@ -80,7 +80,7 @@ def type_names(cls: Any) -> tuple[str, ...]:
     untyped bodies."""
     if not (isinstance(cls, type) and is_typed(cls)):
         return ("",)
-    return tuple(type_name(one) for one in cls.__mro__ if one is not msgspec.Struct and is_typed(one))
+    return tuple(type_name(base) for base in cls.__mro__ if base is not msgspec.Struct and is_typed(base))
 
 
 def class_named(cls: Any, name: str) -> type | None:
@@ -89,10 +89,10 @@ def class_named(cls: Any, name: str) -> type | None:
         return None
     pending = [cls]
     while pending:
-        one = pending.pop()
-        if name in known_as(one):
-            return one
-        pending += one.__subclasses__()
+        subclass = pending.pop()
+        if name in known_as(subclass):
+            return subclass
+        pending += subclass.__subclasses__()
     return None
 
 
@@ -118,7 +118,7 @@ def unstorable(annotation: Any) -> str | None:
         info = inspect.type_info(annotation)
     except Exception as error:  # a name that does not exist, a union of two structs, a string
         return str(error)
-    if isinstance(info, inspect.UnionType) and any(isinstance(one, _STRUCTURED) for one in info.types):
+    if isinstance(info, inspect.UnionType) and any(isinstance(kind, _STRUCTURED) for kind in info.types):
         return "it handles one type, and this is a union: write a consumer for each"
     for where, found in _walk(info, getattr(annotation, "__qualname__", ""), set()):
         if isinstance(found, inspect.CustomType) and found.cls is not object:
@@ -135,11 +135,11 @@ def _walk(info: inspect.Type, where: str, seen: set[int]) -> Iterator[tuple[str,
     seen.add(id(info))
     yield where, info
     for value in (getattr(info, name) for name in info.__struct_fields__):
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, inspect.Field):
-                yield from _walk(one.type, f"{where}.{one.name}", seen)
-            elif isinstance(one, inspect.Type):
-                yield from _walk(one, where, seen)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, inspect.Field):
+                yield from _walk(part.type, f"{where}.{part.name}", seen)
+            elif isinstance(part, inspect.Type):
+                yield from _walk(part, where, seen)
 
 
 # -- versions: bodies of an older version of their type are made into the one that this process knows, step by step ----
@@ -207,20 +207,20 @@ def missing_steps(cls: type) -> list[int]:
 def to_known_version(cls: type, version: int, body: Any) -> Any:
     """A plain body of ``version`` as one of the version that the class is. Raises UndecodableMessage."""
     steps: dict[int, Step] = cls.__dict__.get(_STEPS, {})
-    for one in range(version, type_version(cls)):
-        step = steps.get(one)
+    for number in range(version, type_version(cls)):
+        step = steps.get(number)
         if step is None:
             raise UndecodableMessage(
-                f"The body is version {version} of {type_name(cls)}, and nothing says how version {one} becomes "
-                f"{one + 1}: "
-                f"write @upcast({cls.__qualname__}, {one})."
+                f"The body is version {version} of {type_name(cls)}, and nothing says how version {number} becomes "
+                f"{number + 1}: "
+                f"write @upcast({cls.__qualname__}, {number})."
             )
         try:
             body = step(body)
         except Exception as error:
             raise UndecodableMessage(
-                f"The upcast of {type_name(cls)} from version {one} failed: {type(error).__name__}: {error}"
+                f"The upcast of {type_name(cls)} from version {number} failed: {type(error).__name__}: {error}"
             ) from error
         if body is None:
-            raise UndecodableMessage(f"The upcast of {type_name(cls)} from version {one} returned nothing.")
+            raise UndecodableMessage(f"The upcast of {type_name(cls)} from version {number} returned nothing.")
     return body

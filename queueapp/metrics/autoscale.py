@@ -39,12 +39,12 @@ def autoscale(request: HttpRequest) -> HttpResponse:
     # The default leaves out the lines that belong to no queue, such as (dispatcher).
     labels = labels or {queue._meta.label for queue in registry.queues}
     queues = [desired_workers_for(stats, rule) for stats in cached_stats() if stats.queue in labels]
-    if missing := sorted(labels - {each.queue for each in queues}):
+    if missing := sorted(labels - {scale.queue for scale in queues}):
         return _refused(str(QueueNotFound(missing[0])), 404)
-    known = all(each.desired is not None for each in queues)
+    known = all(scale.desired is not None for scale in queues)
     answer = {
-        "desired": sum(each.desired or 0 for each in queues) if known else None,
-        "queues": [each.as_dict() for each in queues],
+        "desired": sum(scale.desired or 0 for scale in queues) if known else None,
+        "queues": [scale.as_dict() for scale in queues],
     }
     return JsonResponse(answer, status=200 if known else 503)
 

@@ -64,7 +64,7 @@ class StatsCollector(Collector):
         )
         for stats in queues:
             # A dict, to drop duplicates: several workers may report one breaker, with different errors.
-            for breaker, state in dict.fromkeys((each["breaker"], each["state"]) for each in stats.breakers):
+            for breaker, state in dict.fromkeys((breaker["breaker"], breaker["state"]) for breaker in stats.breakers):
                 breakers.add_metric([stats.queue, breaker, state], 1)
             for found in stats.unroutable:
                 if found.count is not None:

@@ -35,11 +35,11 @@ class QueueBase(ModelBase):
         parents: list[Any] = [base for base in bases if isinstance(base, QueueBase)]
         if not parents:
             return super().__new__(mcs, name, bases, attrs, **kwargs)
-        own = attrs.pop("Delivery", None)
+        delivery_class = attrs.pop("Delivery", None)
         given: dict[str, Any] = {}
         for parent in reversed(parents):
             given |= parent.delivery.given
-        given |= given_options(own)
+        given |= given_options(delivery_class)
         # A Meta that does not name Queue.Meta would lose indexes, constraints and ordering (seen: all three empty).
         user_meta = attrs.get("Meta")
         parent_metas = tuple(parent.Meta for parent in parents if hasattr(parent, "Meta"))

@@ -123,7 +123,7 @@ def amps_stats(
 
 def _seconds_behind(queue: Any, alias: str) -> tuple[datetime | None, float | None]:
     """(now, the age of the first message in the order of arrival), by the database's clock."""
-    if "enqueued_at" not in {each.name for each in queue._meta.local_concrete_fields}:
+    if "enqueued_at" not in {field.name for field in queue._meta.local_concrete_fields}:
         return None, None
     rows = nonblocking(queue._base_manager.using(alias)).order_by("pk").annotate(now=Now(output_field=UtcField()))
     for now, at in rows.values_list("now", F("enqueued_at"))[:1]:

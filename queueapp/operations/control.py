@@ -241,7 +241,7 @@ def _expire_spent(queue: Any, alias: str, leased: QuerySet[Any]) -> int:
     limit = queue.delivery.max_deliveries
     rows = _read(queue, alias, leased.filter(deliveries__gte=limit)) if limit else []
     given = (expire_actions.limit_reached(queue, row) for row in rows)
-    expire_actions.apply_expire_actions(queue, alias, [each for each in given if each is not None])
+    expire_actions.apply_expire_actions(queue, alias, [message for message in given if message is not None])
     return remove(queue, alias, [row.seq for row in rows])
 
 

@@ -22,18 +22,18 @@ def in_time(queue: Any, alias: str) -> Q:
     if "expires" not in {field.name for field in queue._meta.local_concrete_fields}:
         return Q()
     _load_overrides(queue, alias)
-    own, unsaid = Q(expires__gt=Now()), Q(expires__isnull=True)
+    unexpired, unsaid = Q(expires__gt=Now()), Q(expires__isnull=True)
     after = overrides.expiration(queue, alias) if queue.delivery.expires_by_age else None
     model = queue.delivery.expiration_model
     if after is None:
         never = queue.delivery.expires_by_age and model in (ExpirationModel.QUEUE, ExpirationModel.LATEST)
-        return Q() if never else unsaid | own
+        return Q() if never else unsaid | unexpired
     aged = Q(enqueued_at__gt=Now() - after)
     return {
-        ExpirationModel.DEFAULT: own | (unsaid & aged),
+        ExpirationModel.DEFAULT: unexpired | (unsaid & aged),
         ExpirationModel.QUEUE: aged,
-        ExpirationModel.LATEST: own | aged,
-        ExpirationModel.EARLIEST: (unsaid | own) & aged,
+        ExpirationModel.LATEST: unexpired | aged,
+        ExpirationModel.EARLIEST: (unsaid | unexpired) & aged,
     }[model]
 
 

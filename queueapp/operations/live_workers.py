@@ -54,15 +54,15 @@ class Live:
 
 def breakers_of(text: str) -> list[dict[str, str]]:
     """The circuit breakers of one worker that are not closed: breaker (its kind), name, state and error of each."""
-    found = [each if isinstance(each, dict) else {"error": each} for each in parse_json_list(text)]
+    found = [item if isinstance(item, dict) else {"error": item} for item in parse_json_list(text)]
     found = found or ([{"error": text}] if text else [])
-    shown = [{key: str(each.get(key, "")) for key in ("breaker", "name", "state", "error")} for each in found]
-    return [each | {"breaker": each["breaker"] or each["name"]} for each in shown]
+    shown = [{key: str(item.get(key, "")) for key in ("breaker", "name", "state", "error")} for item in found]
+    return [item | {"breaker": item["breaker"] or item["name"]} for item in shown]
 
 
 def consumers_of(text: str) -> list[tuple[str, str]]:
     """The consumers of one worker: name and message type of each."""
-    return [(str(each[0]), str(each[1])) for each in parse_json_list(text) if isinstance(each, list) and len(each) > 1]
+    return [(str(item[0]), str(item[1])) for item in parse_json_list(text) if isinstance(item, list) and len(item) > 1]
 
 
 def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str, Live]:

@@ -52,7 +52,7 @@ def move_type(
                 notifier.sent(to, connection)
             return control.remove(queue, alias, [row.seq for row in rows])
 
-    return _each(queue, alias, kind, move, progress)
+    return _move_batches(queue, alias, kind, move, progress)
 
 
 def move_type_to_poison(
@@ -65,7 +65,7 @@ def move_type_to_poison(
     def to_poison(keys: list[int]) -> int:
         return control.move_to_poison(queue, keys, reason=reason, using=using)
 
-    return _each(queue, alias_of(queue, using), kind, to_poison, progress)
+    return _move_batches(queue, alias_of(queue, using), kind, to_poison, progress)
 
 
 def move_delayed(source: str, to: Any, *, using: str = "default", progress: Callable[[int], None] | None = None) -> int:
@@ -99,7 +99,7 @@ def _readdress_keyed(source: str, to: Any, *, using: str, limit: int) -> int:
     return 0
 
 
-def _each(
+def _move_batches(
     queue: Any, alias: str, kind: str, move: Callable[[list[int]], int], progress: Callable[[int], None] | None
 ) -> int:
     done = 0
@@ -121,7 +121,7 @@ def _of_type(queue: Any, alias: str, kind: str) -> Iterator[list[int]]:
         heads := list(rows.filter(pk__gt=last, pk__lte=newest).values_list("pk", "headers")[:PAGE])
     ):
         last = heads[-1][0]
-        found = [key for key, headers in heads if messages.told_type(headers)[:255] == kind[:255]]
+        found = [key for key, headers in heads if messages.type_label(headers)[:255] == kind[:255]]
         for first in range(0, len(found), BATCH):
             yield found[first : first + BATCH]
 

@@ -60,8 +60,8 @@ def missing_privileges(alias: str, queues: Iterable[Any]) -> list[MissingPrivile
 def describe(missing: Iterable[MissingPrivilege]) -> str:
     """The missing privileges and the statements that grant them, in one line."""
     missing = list(missing)
-    problems = "; ".join(each.problem for each in missing)
-    return f"{problems}. Run as the owner of the tables: {' '.join(each.statement for each in missing)}"
+    problems = "; ".join(privilege.problem for privilege in missing)
+    return f"{problems}. Run as the owner of the tables: {' '.join(privilege.statement for privilege in missing)}"
 
 
 def remedy_of(error: BaseException) -> str | None:
@@ -82,5 +82,9 @@ def remedy_of(error: BaseException) -> str | None:
     except Error:
         missing = []  # the connection failed meanwhile
     # Only the table that the server names: this user may not need the others.
-    statements = [each.statement for each in missing if each.model is None or each.model._meta.db_table in text]
+    statements = [
+        privilege.statement
+        for privilege in missing
+        if privilege.model is None or privilege.model._meta.db_table in text
+    ]
     return " ".join(statements) or "the GRANTs for this role in docs/privileges.md."

@@ -119,11 +119,11 @@ class Rehearsal:
             "rows": {table: changed._asdict() for table, changed in sorted(self.rows.items())},
             "sent": [
                 {
-                    "queue": one.queue, "message_id": str(one.message_id), "headers": dict(one.headers),
-                    "body": (one.body or b"")[:SHOWN].decode(errors="replace"), "recipient": one.recipient,
-                    "delayed": one.delayed,
+                    "queue": message.queue, "message_id": str(message.message_id), "headers": dict(message.headers),
+                    "body": (message.body or b"")[:SHOWN].decode(errors="replace"), "recipient": message.recipient,
+                    "delayed": message.delayed,
                 }
-                for one in self.sent
+                for message in self.sent
             ],
             "hooks": self.hooks,
             "refused": self.refused,
@@ -179,7 +179,10 @@ def _queue_of(message: Any) -> tuple[Any, str]:
 
 def _row_of(message: Any, body: bytes | None, headers: Mapping[str, str] | None, consumer: str) -> dict[str, Any]:
     stored = isinstance(message, StoredMessage)
-    row = {one.attname: getattr(message, one.attname) for one in type(message)._meta.concrete_fields}
+    row = {
+        concrete_field.attname: getattr(message, concrete_field.attname)
+        for concrete_field in type(message)._meta.concrete_fields
+    }
     row["id"] = message.message_id if stored else message.id
     row["seq"] = 0 if stored else message.seq
     # Its attempts so far do not count: the question is what one more would do.
@@ -233,8 +236,8 @@ class _Sandbox:
                 if now != then:
                     changed[table] = RowsChanged(*(a - b for a, b in zip(now, then, strict=True)))
             filled = {table: rows.inserted for table, rows in changed.items()} if counts is not None else None
-            for model, most in _message_tables(alias, filled):
-                sent += _sent_in(model, alias, most)
+            for model, limit in _message_tables(alias, filled):
+                sent += _sent_in(model, alias, limit)
             total |= changed
         for table, numbers in self.counted.items():
             total.setdefault(table, RowsChanged(*numbers))
@@ -257,12 +260,12 @@ class _Sandbox:
 def _message_tables(alias: str, filled: dict[str, int] | None) -> Iterator[tuple[Any, int]]:
     """The tables that messages are sent to, with how many new rows they have at most. ``filled``: the new rows of all
     tables; None: they are not known."""
-    own = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+    own_queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
     if filled is None:
         filled = dict.fromkeys(connections[alias].introspection.table_names(), MAX_SENT)
-    for model in (*own, DelayedMessage):
-        if most := filled.get(model._meta.db_table.rpartition('"."')[2], 0):
-            yield model, most
+    for model in (*own_queues, DelayedMessage):
+        if limit := filled.get(model._meta.db_table.rpartition('"."')[2], 0):
+            yield model, limit
 
 
 class _End(Exception):
@@ -345,7 +348,7 @@ class _Statements:
             self._in_savepoint = False
 
     def _savepoints(self) -> int:
-        return sum(one is not None for one in self._connection.savepoint_ids)
+        return sum(savepoint_id is not None for savepoint_id in self._connection.savepoint_ids)
 
 
 _OF_SAVEPOINTS = re.compile(r"\s*(?:SAVEPOINT|RELEASE|ROLLBACK|SAVE|SET)\b", re.IGNORECASE)
@@ -376,14 +379,14 @@ def _rows_changed(alias: str) -> dict[str, RowsChanged] | None:
     return None if found is None else {table: RowsChanged(*numbers) for table, numbers in found.items()}
 
 
-def _sent_in(model: Any, alias: str, most: int) -> list[RehearsedSend]:
+def _sent_in(model: Any, alias: str, limit: int) -> list[RehearsedSend]:
     """The messages of a table that this transaction has inserted: others do not see what is not committed."""
     rows = model._base_manager.using(alias)
     # New rows have the highest keys, but for those that others insert meanwhile.
     newest = list(rows.order_by("-pk").values_list("pk", flat=True)[: 10 * MAX_SENT])
-    own = sorted(set(newest) - _seen_by_others(model, alias, min(newest))) if newest else []
-    own = own[-min(most, MAX_SENT) :]
-    names = {one.name for one in model._meta.concrete_fields}
+    seqs = sorted(set(newest) - _seen_by_others(model, alias, min(newest))) if newest else []
+    seqs = seqs[-min(limit, MAX_SENT) :]
+    names = {concrete_field.name for concrete_field in model._meta.concrete_fields}
     wanted = names & {"id", "message_id", "headers", "body", "recipient", "destination"}
     return [
         RehearsedSend(
@@ -394,7 +397,7 @@ def _sent_in(model: Any, alias: str, most: int) -> list[RehearsedSend]:
             row.get("recipient", ""),
             model is DelayedMessage,
         )
-        for row in rows.filter(pk__in=own).order_by("pk").values(*wanted)
+        for row in rows.filter(pk__in=seqs).order_by("pk").values(*wanted)
     ]
 
 

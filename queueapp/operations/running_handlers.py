@@ -65,9 +65,9 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
     for alias in [using] if using is not None else _databases_with_queues():
         rows = Subscriber.objects.using(alias).filter(progress__contains=str(message_id), alive_until__gt=Now())
         for row in _as_of_now(alias, lambda rows=rows: list(rows.order_by("-heartbeat_at"))):  # type: ignore[misc]
-            for one in progress_in(row):
-                if one.message_id == message_id:
-                    return one
+            for handler in progress_in(row):
+                if handler.message_id == message_id:
+                    return handler
     return None
 
 
@@ -82,17 +82,17 @@ def _as_of_now(alias: str, read: Callable[[], _ResultT]) -> _ResultT:
 def progress_in(row: Subscriber) -> Iterator[Progress]:
     """The progress that one worker reports for its messages in flight. Read tolerantly: it may be of another
     version."""
-    for one in parse_json_list(row.progress):
+    for item in parse_json_list(row.progress):
         try:
             yield Progress(
-                uuid.UUID(one["id"]),
+                uuid.UUID(item["id"]),
                 row.queue,
-                str(one["consumer"]),
-                int(one["attempt"]),
-                float(one["done"]),
-                None if one["total"] is None else float(one["total"]),
-                str(one["note"]),
-                timedelta(seconds=float(one["seconds"])),
+                str(item["consumer"]),
+                int(item["attempt"]),
+                float(item["done"]),
+                None if item["total"] is None else float(item["total"]),
+                str(item["note"]),
+                timedelta(seconds=float(item["seconds"])),
                 row.heartbeat_at,
                 row.host,
                 row.process,
@@ -166,15 +166,15 @@ def _ask(alias: str, label: str, message_id: uuid.UUID, reason: str, discard: bo
         row = rows.select_for_update().get(queue=label)
         now = backend_of(connection).now(connection)
         kept = [
-            one for one in parse_json_list(row.cancelling) if _is_new(one, now) and one.get("id") != str(message_id)
+            item for item in parse_json_list(row.cancelling) if _is_new(item, now) and item.get("id") != str(message_id)
         ]
         kept.append({"id": str(message_id), "at": now.isoformat(), "reason": reason, "discard": discard})
         rows.filter(queue=label).update(cancelling=json.dumps(kept[-MAX_REQUESTS:]))
 
 
-def _is_new(one: Any, now: datetime) -> bool:
+def _is_new(item: Any, now: datetime) -> bool:
     try:
-        return now - datetime.fromisoformat(one["at"]) < KEPT
+        return now - datetime.fromisoformat(item["at"]) < KEPT
     except (KeyError, ValueError, TypeError):
         return False
 
@@ -182,7 +182,7 @@ def _is_new(one: Any, now: datetime) -> bool:
 def _live_queues(alias: str) -> set[str]:
     rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).order_by()
     live = _as_of_now(alias, lambda: set(rows.values_list("queue", flat=True).distinct()))
-    return live & {one._meta.label for one in registry.queues}
+    return live & {queue._meta.label for queue in registry.queues}
 
 
 def _databases_with_queues() -> list[str]:

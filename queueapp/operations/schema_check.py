@@ -35,15 +35,15 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
     ``by_router``: only those that `migrate` would create there. Raises UnsupportedServer, and connection errors."""
     connection = connections[alias]
     backend = backend_of(connection)
-    own = [
+    tables = [
         model
         for model in apps.get_app_config("queueapp").get_models()
         if not by_router or router.allow_migrate_model(alias, model)
     ]
     with connection.cursor() as cursor:
-        there = {one.name.lower() for one in connection.introspection.get_table_list(cursor)}
+        there = {table.name.lower() for table in connection.introspection.get_table_list(cursor)}
     found = []
-    for model in [*own, *queues]:
+    for model in [*tables, *queues]:
         table = model._meta.db_table
         try:
             # All columns of a row that does not exist: a seek in the primary key, which waits for no lock.
@@ -121,10 +121,10 @@ def _about_index(
     of_all = index.condition is None and not isinstance(index, Priority64Index)
     serving = [
         name
-        for name, one in there.items()
-        if tuple(column.lower() for column in one.columns[: len(columns)]) == columns
-        and one.usable
-        and not (of_all and one.filtered)
+        for name, index in there.items()
+        if tuple(column.lower() for column in index.columns[: len(columns)]) == columns
+        and index.usable
+        and not (of_all and index.filtered)
     ]
     if index.name in serving or (serving and not named):
         return []

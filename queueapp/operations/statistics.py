@@ -121,8 +121,10 @@ class QueueStats:
         """Subscribed consumers that no live worker has, on a queue that has live workers or where copies wait. Without
         those that ``unroutable`` names."""
         named = {found.name for found in self.unroutable if found.what == "recipient"}
-        missing = [each for each in self.consumers if each.active is False and each.consumer not in named]
-        return [each for each in missing if self.workers or each.waiting]
+        missing = [
+            consumer for consumer in self.consumers if consumer.active is False and consumer.consumer not in named
+        ]
+        return [subscription for subscription in missing if self.workers or subscription.waiting]
 
     def fail(self, what: str, cause: str) -> None:
         """Add an unknown value to ``error``. Each cause is named once."""
@@ -181,7 +183,7 @@ def unroutable_in(alias: str) -> list[tuple[str, Unroutable]]:
     for queue in registry.queues:
         if database.live is not None and (router.db_for_read(queue) or "default") == alias:
             label = queue._meta.label
-            found += [(label, each) for each in database.unroutable_of(queue, database.live[label])[0] or ()]
+            found += [(label, finding) for finding in database.unroutable_of(queue, database.live[label])[0] or ()]
     for name, count in (database.reader.read(database.unknown_poison)[0] or {}).items():
         found.append((name, Unroutable("poison", "no such queue", min(count, LIMIT), count <= LIMIT, None)))
     return found
@@ -348,8 +350,8 @@ class _Database:
         if not stats.exact:
             estimate, _ = self.reader.read(lambda: self._estimate(queue, head.first))
             # Workers receive at the low end, so nearly all leased and expired rows were among those that were read.
-            others = head.leased + head.expired + (stats.pending_evaluation or 0)
-            stats.waiting = max(head.waiting, (estimate or 0) - others)
+            unavailable = head.leased + head.expired + (stats.pending_evaluation or 0)
+            stats.waiting = max(head.waiting, (estimate or 0) - unavailable)
 
     def _count_amps(self, queue: Any, stats: QueueStats) -> None:
         """The statistics that AMPS names. Why the table cannot be read is in ``error`` already."""

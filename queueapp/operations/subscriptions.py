@@ -51,16 +51,16 @@ def _may_have_rows(alias: str) -> bool:
 
 def _register(queue: Any, alias: str) -> int:
     wanted = [
-        (one.name, kind, one.aliases)
-        for one in registered.of(queue)
-        if one.finder is None
-        for kind in one.type_names
+        (registration.name, kind, registration.aliases)
+        for registration in registered.of(queue)
+        if registration.finder is None
+        for kind in registration.type_names
         if len(kind) <= MAX_TYPE_NAME
     ]
     if not wanted:
         return 0
     with _SubscriptionLock(queue, alias):
-        new = sum(_write(queue, alias, *one) for one in wanted)
+        new = sum(_write(queue, alias, *subscription) for subscription in wanted)
     if new:
         notifier.sent(queue, connections[alias])
     return new
@@ -126,7 +126,7 @@ def _write(queue: Any, alias: str, consumer: str, type_name: str, aliases: tuple
 
 
 def _names(text: str) -> list[str]:
-    return [str(one) for one in json.loads(text)] if text else []
+    return [str(subscription) for subscription in json.loads(text)] if text else []
 
 
 # -- statistics ----------------------------------------------------------------------------------------------------
@@ -165,28 +165,28 @@ def consumer_stats(queue: Any, connection: Any, live: Live, limit: int) -> list[
     found: dict[str, ConsumerStats] = {}
     rows = Subscription._default_manager.using(connection.alias).filter(queue=queue._meta.label)
     for row in rows.order_by("consumer", "type_name"):
-        one = found.get(row.consumer)
-        if one is None:
+        stats = found.get(row.consumer)
+        if stats is None:
             active = None if live.recipients is None else row.consumer in live.recipients
-            one = ConsumerStats(row.queue, row.consumer, [], active, 0, True, None)
-            found[row.consumer] = one
-        one.types.append(row.type_name)
-        one.made_at = min(filter(None, (one.made_at, row.made_at.isoformat())), default="")
-        one.seen_at = max(one.seen_at, row.seen_at.isoformat())
-    for one in found.values():
-        _count(queue, connection, one, limit)
+            stats = ConsumerStats(row.queue, row.consumer, [], active, 0, True, None)
+            found[row.consumer] = stats
+        stats.types.append(row.type_name)
+        stats.made_at = min(filter(None, (stats.made_at, row.made_at.isoformat())), default="")
+        stats.seen_at = max(stats.seen_at, row.seen_at.isoformat())
+    for stats in found.values():
+        _count(queue, connection, stats, limit)
     return list(found.values())
 
 
-def _count(queue: Any, connection: Any, one: ConsumerStats, limit: int) -> None:
+def _count(queue: Any, connection: Any, stats: ConsumerStats, limit: int) -> None:
     sql = queue_sql(queue, connection)
     for priority in range(queue.delivery.priorities):
-        places = {"recipient": one.consumer, "priority": priority}
+        places = {"recipient": stats.consumer, "priority": priority}
         head = sql.figures.head(connection, limit + 1, tuple(places[name] for name in sql.table.claim_by))
-        one.waiting += min(head.waiting, limit)
-        one.exact = one.exact and head.rows <= limit
+        stats.waiting += min(head.waiting, limit)
+        stats.exact = stats.exact and head.rows <= limit
         if head.oldest_ms is not None:
-            one.oldest_seconds = max(one.oldest_seconds or 0.0, head.oldest_ms / 1000)
+            stats.oldest_seconds = max(stats.oldest_seconds or 0.0, head.oldest_ms / 1000)
 
 
 # -- operations ---------------------------------------------------------------------------------------------------
@@ -259,17 +259,17 @@ def _delayed(queue: Any, alias: str, consumer: str) -> Any:
 
 def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
     """Raise InvalidMessage unless ``to`` is another consumer of the queue."""
-    known = {one.name for one in registered.of(queue)}
+    known = {registration.name for registration in registered.of(queue)}
     known |= set(
         Subscription._default_manager.using(alias).filter(queue=queue._meta.label).values_list("consumer", flat=True)
     )
     if to == consumer or to not in known:
-        others = ", ".join(map(_shown, sorted(known - {consumer}))) or "none"
+        names = ", ".join(map(_shown, sorted(known - {consumer}))) or "none"
         raise InvalidMessage(
             f"Copies for '{_shown(consumer)}' of {queue._meta.label} cannot be moved to '{_shown(to)}': it must be "
             "another consumer of "
             "the queue. "
-            f"Known: {others}."
+            f"Known: {names}."
         )
 
 

@@ -105,7 +105,7 @@ def _types(sql: Any, connection: Any, live: Live, levels: list[Level], limit: in
     for level in levels:
         complete = complete and sql.figures.head(connection, limit + 1, level).rows <= limit
         for headers, age in sql.figures.head_types(connection, limit, level):
-            kind = messages.told_type(headers)[:255]
+            kind = messages.type_label(headers)[:255]
             if kind in counts and not _has_base_consumer(live, headers):
                 count, oldest = counts[kind]
                 counts[kind] = count + 1, max((it for it in (oldest, age) if it is not None), default=None)

@@ -57,8 +57,8 @@ class AckBySeq:
 
     def parts(self, seqs: list[int]) -> Iterator[list[int]]:
         """The seqs in parts that one statement can name."""
-        most = backend_of(self.connection).max_batch
-        yield from (seqs[first : first + most] for first in range(0, len(seqs), most))
+        limit = backend_of(self.connection).max_batch
+        yield from (seqs[first : first + limit] for first in range(0, len(seqs), limit))
 
     def ack(self, seqs: list[int]) -> int:
         """Delete the messages; returns how many were deleted."""
@@ -97,7 +97,9 @@ class AckBySeq:
     def _expire_at_limit(self, seqs: list[int], limits: Limits) -> int:
         rows = self.sql.ack_by_seq.take(self.connection, seqs, self.holder, leased=True, limits=limits)
         spent = (expire_actions.limit_reached(self.queue, row._replace(cancels=row.cancels + 1)) for row in rows)
-        expire_actions.apply_expire_actions(self.queue, self.alias, [one for one in spent if one is not None])
+        expire_actions.apply_expire_actions(
+            self.queue, self.alias, [message for message in spent if message is not None]
+        )
         return len(rows)
 
     def _delay(self, seqs: list[int], delay_ms: int) -> int:
@@ -195,7 +197,7 @@ def extend(
 def seqs_of(bookmarks: int | Iterable[int]) -> list[int]:
     """The bookmarks in ascending order without duplicates. Raises InvalidOption for a value that is not a seq."""
     given = [bookmarks] if isinstance(bookmarks, int) or not isinstance(bookmarks, Iterable) else list(bookmarks)
-    for one in given:
-        if not isinstance(one, int) or isinstance(one, bool) or not -(2**63) <= one < 2**63:
-            raise InvalidOption("bookmarks", one, "the seq of a message, or several of them")
+    for message in given:
+        if not isinstance(message, int) or isinstance(message, bool) or not -(2**63) <= message < 2**63:
+            raise InvalidOption("bookmarks", message, "the seq of a message, or several of them")
     return sorted(set(given))

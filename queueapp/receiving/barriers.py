@@ -39,9 +39,9 @@ _LOWEST = -(2**63)
 _GRACE_PERIOD = timedelta(minutes=1)
 
 
-def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: str = "") -> int:
-    """Release the barriers that no row precedes, in a transaction; returns how many. ``also``: a subscriber without a
-    row, which gets the barriers that are addressed to no recipient or to this one."""
+def release(queue: Any, alias: str, extra_owner: uuid.UUID | None = None, recipient: str = "") -> int:
+    """Release the barriers that no row precedes, in a transaction; returns how many. ``extra_owner``: a subscriber
+    without a row, which gets the barriers that are addressed to no recipient or to this one."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
     count = 0
@@ -56,8 +56,8 @@ def release(queue: Any, alias: str, also: uuid.UUID | None = None, recipient: st
             if row is None or _is_blocked(sql, queue, alias, connection, barrier):
                 break
             receivers = list(_receivers(queue, alias, row))
-            if also is not None and row.recipient in ("", recipient):
-                receivers.append(also)
+            if extra_owner is not None and row.recipient in ("", recipient):
+                receivers.append(extra_owner)
             if not receivers:
                 break
             _deliver(queue, alias, row, receivers)

@@ -92,8 +92,10 @@ class Message(WellKnown):
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``. Raises UndecodableMessage when it does not fit."""
-        own = content_type_of(self._batch.queue)
-        return messages.read_stored(self.raw_body, self._claimed[HEADERS], self.id, self._batch.alias, cls, own)
+        default_type = content_type_of(self._batch.queue)
+        return messages.read_stored(
+            self.raw_body, self._claimed[HEADERS], self.id, self._batch.alias, cls, default_type
+        )
 
     def ack(self) -> None:
         """Delete the message: it is processed. Raises LeaseLost if the lease expired and another receiver has the

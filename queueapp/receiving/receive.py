@@ -189,8 +189,8 @@ class Receive(Sequence[Message]):
         delivery = self.queue.delivery
         if delivery.max_backlog is not None and delivery.semantics is Semantics.TRANSACTIONAL:
             # Permits of the queue, released when the block's transaction ends.
-            most = overrides.effective_value(self.queue, "max_backlog", self.alias)
-            self._limit = sql.limits.take_permits(connection, most, self._limit, more=self._in_transaction)
+            maximum = overrides.effective_value(self.queue, "max_backlog", self.alias)
+            self._limit = sql.limits.take_permits(connection, maximum, self._limit, more=self._in_transaction)
             if not self._limit:
                 return []
         if self._batch.keeps_in_flight:
@@ -241,9 +241,11 @@ class Receive(Sequence[Message]):
         # Another token than the owner's id, which marks a message that was assigned and not taken up.
         token = self._batch.lease
         if self._limited_claims is not None:
-            own = Subscription(owner, Capacity(self._limit, self._limit - limit))
+            subscription = Subscription(owner, Capacity(self._limit, self._limit - limit))
             lease_ms = None if self._batch.keeps_in_flight else self._batch.lease_ms
-            return self._limited_claims.take(connection, ranges, limit, token, owner, lease_ms, own=own).rows
+            return self._limited_claims.take(
+                connection, ranges, limit, token, owner, lease_ms, subscription=subscription
+            ).rows
         if self._batch.leased or self._batch.keeps_in_flight:
             lease_ms = FOREVER_MS if self._batch.keeps_in_flight else self._batch.lease_ms
             return sql.claims.claim_by_lease(connection, ranges, limit, token, owner, lease_ms)

@@ -109,8 +109,8 @@ class ReceiveBatch:
         ended = self._ack(message.seq) if self.leased else 1
         if ended:
             # In a transaction after its commit: a rollback undoes the expiry.
-            tell = partial(signals.send_expired, self.queue, [message.id], reason, (FORCED_EXPIRE,))
-            transaction.on_commit(tell, using=self.alias)
+            send_signal = partial(signals.send_expired, self.queue, [message.id], reason, (FORCED_EXPIRE,))
+            transaction.on_commit(send_signal, using=self.alias)
         return ended
 
     def _rows(self, message: Message) -> list[Row]:
@@ -140,12 +140,12 @@ class ReceiveBatch:
 
     def drop_at_limit(self, claimed: list[Claimed]) -> list[Claimed]:
         """Expire the claimed messages that had reached ``max_deliveries`` before this delivery; return the others."""
-        most = self.queue.delivery.max_deliveries
-        if not self.leased or not most:
+        limit = self.queue.delivery.max_deliveries
+        if not self.leased or not limit:
             return claimed
         kept = []
         for row in claimed:
-            if row[DELIVERIES] > most:
+            if row[DELIVERIES] > limit:
                 self._expire_at_limit(row[SEQ], cancelled=False)
             else:
                 kept.append(row)
@@ -226,7 +226,7 @@ class ReceiveBatch:
 # for any dead subscriber.
 
 
-#: Used where leases of the queue do not expire: a slow script cannot be told apart from a dead one.
+#: Used where leases of the queue do not expire: a slow script cannot be distinguished from a dead one.
 _SUBSCRIBER_PERIOD = timedelta(hours=1)
 
 

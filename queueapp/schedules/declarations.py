@@ -140,10 +140,10 @@ def scheduled(
         if found is None:
             accepted = "above @consumer(...), above a class consumer, or above a Django task"
             raise InvalidOption("@scheduled", target, accepted)
-        own = dict(options)
+        queue_options = dict(options)
         if found.queue.delivery.recipients:
-            own.setdefault("recipient", found.name)
-        schedule(found.queue, _body_for(found) if body is None else body, name=name or found.name, **own)  # type: ignore[arg-type]
+            queue_options.setdefault("recipient", found.name)
+        schedule(found.queue, _body_for(found) if body is None else body, name=name or found.name, **queue_options)  # type: ignore[arg-type]
         return target
 
     return declare
@@ -152,9 +152,9 @@ def scheduled(
 def _registration_of(target: Any) -> Any:
     """The registration of a function consumer, or of a class consumer; None: it is none."""
     for queue in registered.queues():
-        for one in registered.of(queue):
-            if one.handler is target or type(getattr(one.handler, "__self__", None)) is target:
-                return one
+        for registration in registered.of(queue):
+            if registration.handler is target or type(getattr(registration.handler, "__self__", None)) is target:
+                return registration
     return None
 
 
@@ -207,7 +207,7 @@ def _columns(name: Any, options: ScheduleOptions) -> dict[str, Any]:
     known = ScheduleOptions.__annotations__.keys()
     if unknown := sorted(options.keys() - known):
         raise InvalidOption(f"{where}{unknown[0]}", options[unknown[0]], f"one of {', '.join(sorted(known))}")  # type: ignore[literal-required]
-    numbers = {one.name: one.read(options.get(one.name, one.default), where) for one in OPTIONS}
+    numbers = {option.name: option.read(options.get(option.name, option.default), where) for option in OPTIONS}
     try:
         misfire = Misfire(options.get("misfire", Misfire.ONCE))
     except ValueError:
@@ -222,7 +222,7 @@ def _columns(name: Any, options: ScheduleOptions) -> dict[str, Any]:
         options.get("start"), options.get("end"),
     )  # fmt: skip
     return {
-        **{one: getattr(timing, one) for one in ("cron", "every", "at", "timezone", "start", "end")},
+        **{text: getattr(timing, text) for text in ("cron", "every", "at", "timezone", "start", "end")},
         **numbers,
         "misfire": misfire.value,
         "tags": joined,

@@ -69,13 +69,13 @@ def declare(alias: str) -> None:
     rows = Schedule.objects.using(alias)
     wanted: dict[str, dict[str, Any]] = {}
     invalid: list[str] = []
-    for one in list(declarations.declared.values()):
+    for item in list(declarations.declared.values()):
         try:
-            if one.alias == alias:
-                wanted[one.name] = one.row
+            if item.alias == alias:
+                wanted[item.name] = item.row
         except (InvalidOption, QueueNotFound) as error:
-            invalid.append(one.name)
-            log.error("Schedule %r is not run: %s", one.name, error, extra={"schedule": one.name})
+            invalid.append(item.name)
+            log.error("Schedule %r is not run: %s", item.name, error, extra={"schedule": item.name})
     found = {row.name: row for row in rows.filter(name__in=wanted)} if wanted else {}
     for name, columns in wanted.items():
         known = found.get(name)
@@ -198,8 +198,8 @@ def _to_send(row: Schedule, timing: Timing, first: datetime, horizon: datetime) 
     if first >= on_time_from:
         return timing.latest(first, horizon, row.misfire_limit)
     late = timing.latest(first, horizon, row.misfire_limit)
-    on_time = [one for one in late if one >= on_time_from]
-    missed = [one for one in late if one < on_time_from]
+    on_time = [item for item in late if item >= on_time_from]
+    missed = [item for item in late if item < on_time_from]
     made_up = {Misfire.ONCE: missed[-1:], Misfire.ALL: missed, Misfire.SKIP: []}[Misfire(row.misfire)]
     log.warning(
         "Schedule %r: runs since %s were missed; %d of them %s made up (misfire = %s).",
@@ -232,7 +232,7 @@ def _message_of(row: Schedule, queue: Any) -> tuple[Any, dict[str, str]]:
     except msgspec.MsgspecError as error:
         raise InvalidOption(f"message of schedule {row.name!r}", row.body, f"JSON ({error})") from None
     name = headers.get(messages.TYPE, "")
-    cls = next((one for own in registered.of(queue) if name and (one := own.knows(name))), None)
+    cls = next((knows for registration in registered.of(queue) if name and (knows := registration.knows(name))), None)
     if cls is None:
         return plain, headers
     kind = messages.read_kind(json.dumps({**headers, messages.CONTENT_TYPE: messages.JSON}))

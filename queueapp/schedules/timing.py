@@ -52,7 +52,7 @@ class Timing:
     end: datetime | None = None
 
     def __post_init__(self) -> None:
-        if sum(bool(one) for one in (self.cron, self.every is not None, self.at is not None)) != 1:
+        if sum(bool(item) for item in (self.cron, self.every is not None, self.at is not None)) != 1:
             given = {"cron": self.cron or None, "every": self.every, "at": self.at}
             raise InvalidOption("times of a schedule", given, "one of cron, every and at")
         for name in ("at", "start", "end"):
@@ -73,7 +73,7 @@ class Timing:
     def times(self, after: datetime) -> Iterator[datetime]:
         """The times after a moment, in order."""
         found = self._all_after(after if self.start is None else max(after, self.start - timedelta(microseconds=1)))
-        return found if self.end is None else takewhile(lambda one: self.end is None or one <= self.end, found)
+        return found if self.end is None else takewhile(lambda item: self.end is None or item <= self.end, found)
 
     def latest(self, first: datetime, until: datetime, limit: int) -> list[datetime]:
         """The newest ``limit`` times from ``first``, which is one of them, to ``until``, in order.
@@ -85,7 +85,7 @@ class Timing:
         before_first = first - timedelta(microseconds=1)
         while True:
             begin = max(before_first, until - span)
-            found = deque(takewhile(lambda one: one <= until, self.times(begin)), maxlen=limit)
+            found = deque(takewhile(lambda item: item <= until, self.times(begin)), maxlen=limit)
             if len(found) == limit or begin == before_first:
                 return list(found)
             span *= 4

@@ -39,13 +39,13 @@ def check_type(queue: Any, cls: type, headers: str, recipient: str = "") -> None
 
 
 def _warn(queue: Any, names: tuple[str, ...]) -> None:
-    label, own = queue._meta.label, registered.of(queue)
+    label, registrations = queue._meta.label, registered.of(queue)
     if len(_seen) >= _MAX_SEEN:
         _seen.clear()
     _seen.add((label, names))
-    if not own or registered.resolver_of(queue) is not None or matching_consumers(own, names):
+    if not registrations or registered.resolver_of(queue) is not None or matching_consumers(registrations, names):
         return
-    known = sorted({name or "messages without a type" for one in own for name in one.type_names})
+    known = sorted({name or "messages without a type" for item in registrations for name in item.type_names})
     log.warning(
         "%s was sent to %s, and no consumer of this process takes it: it waits until a worker has one. Its consumers "
         "take %s. Check the type, or limit the queue to its types (Delivery.types).",

@@ -36,7 +36,7 @@ def send_many(
     using: str | None = None,
     dedupe_key: dedupe.Key = None,
     on_conflict: OnConflict | str | None = None,
-    **others: Unpack[CarriedOptions],
+    **carried: Unpack[CarriedOptions],
 ) -> int:
     """Send every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
 
@@ -54,7 +54,7 @@ def send_many(
     connection = connections[alias]
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
-    like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, others)
+    like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, carried)
     if dedupe_key is not None or queue.delivery.dedupe_key is not None:
         return _send_keyed(queue, connection, bodies, headers, like, dedupe_key, on_conflict)
     runs = runs_for(queue, encoded(bodies, headers, queue.delivery.message_type), like, connection)
@@ -82,8 +82,10 @@ def _send_keyed(
         raise InvalidMessage(f"dedupe_key = {dedupe_key!r} is not accepted by send_many: a callable of the body.")
     conflict, count = dedupe.conflict_of(queue, on_conflict), 0
     with transaction.atomic(using=connection.alias):
-        for some, ids, keys in dedupe.admitted(queue, connection, bodies, dedupe_key, conflict, messages.id_sequence()):
-            runs = runs_for(queue, encoded(some, headers, queue.delivery.message_type, ids), like, connection)
+        for admitted, ids, keys in dedupe.admitted(
+            queue, connection, bodies, dedupe_key, conflict, messages.id_sequence()
+        ):
+            runs = runs_for(queue, encoded(admitted, headers, queue.delivery.message_type, ids), like, connection)
             if dedupe_key is not None:
                 runs = _with_keys(runs, dict(zip(ids, keys, strict=True)))
             count += early_acks.insert_runs(queue, connection, runs, False)
@@ -139,8 +141,8 @@ def encoded(
     if ids is not None:
         drawing = iter(ids)
         ids_of = lambda count: list(islice(drawing, count))  # noqa: E731
-    while some := list(islice(iterator, RUN_LENGTH)):
-        for cls, group in groupby(some, type):
+    while part := list(islice(iterator, RUN_LENGTH)):
+        for cls, group in groupby(part, type):
             stored, data = messages.encode_alike(list(group), headers, message_type)
             yield Encoded(cls, stored, ids_of(len(data)), data)
 
@@ -165,11 +167,11 @@ def _entered(
     queue: Any, given: Iterable[Encoded], like: Outgoing, known: fanout.Subscribers | None, leave_out: bool
 ) -> Iterator[Outgoing]:
     """Single messages, because expressions make them differ; evaluated once for all copies."""
-    for one in given:
-        check_type(queue, one.cls, one.headers, like.recipient)
-        recipients = _recipients(one, like, known)
-        for identity, body in zip(map(as_uuid, one.ids), one.bodies, strict=True):
-            headers = messages.to_nservicebus(one.headers, identity) if queue.wire_format else one.headers
+    for run in given:
+        check_type(queue, run.cls, run.headers, like.recipient)
+        recipients = _recipients(run, like, known)
+        for identity, body in zip(map(as_uuid, run.ids), run.bodies, strict=True):
+            headers = messages.to_nservicebus(run.headers, identity) if queue.wire_format else run.headers
             try:
                 message = apply_rules(queue, like._replace(id=identity, headers=headers, body=body))
             except FilteredOut:
@@ -180,23 +182,23 @@ def _entered(
                 yield message._replace(recipient=name)
 
 
-def _recipients(one: Encoded, like: Outgoing, known: fanout.Subscribers | None) -> tuple[str, ...]:
+def _recipients(encoded: Encoded, like: Outgoing, known: fanout.Subscribers | None) -> tuple[str, ...]:
     """The recipients of these messages: by the class of their bodies, or, of stored bytes, by the type in their
     headers; ('',) if no consumer subscribes."""
     if known is None:
         return (like.recipient,)
-    return known.of(names_of(one.cls, one.headers)) or ("",)
+    return known.of(names_of(encoded.cls, encoded.headers)) or ("",)
 
 
 def _runs_for(queue: Any, given: Iterable[Encoded], like: Outgoing, known: fanout.Subscribers | None) -> Iterator[Run]:
-    for one in given:
-        check_type(queue, one.cls, one.headers, like.recipient)
-        recipients = _recipients(one, like, known)
+    for run in given:
+        check_type(queue, run.cls, run.headers, like.recipient)
+        recipients = _recipients(run, like, known)
         if queue.wire_format:
-            yield from _foreign_runs(like, one.headers, one.ids, one.bodies, recipients)
+            yield from _foreign_runs(like, run.headers, run.ids, run.bodies, recipients)
             continue
         for name in recipients:
-            yield Run(like._replace(headers=one.headers, recipient=name), one.ids, one.bodies)
+            yield Run(like._replace(headers=run.headers, recipient=name), run.ids, run.bodies)
 
 
 def _foreign_runs(
@@ -204,6 +206,6 @@ def _foreign_runs(
 ) -> Iterator[Run]:
     """A run for each message, because its id is in its headers."""
     for identity, body in zip(ids, data, strict=True):
-        told = messages.to_nservicebus(headers, uuid.UUID(bytes=identity))
+        decoded = messages.to_nservicebus(headers, uuid.UUID(bytes=identity))
         for name in recipients:
-            yield Run(like._replace(headers=told, recipient=name), [identity], [body])
+            yield Run(like._replace(headers=decoded, recipient=name), [identity], [body])

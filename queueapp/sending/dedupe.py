@@ -61,7 +61,7 @@ def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
     try:
         return OnConflict(given)
     except ValueError:
-        accepted = ", ".join(repr(one.value) for one in OnConflict)
+        accepted = ", ".join(repr(choice.value) for choice in OnConflict)
         raise InvalidMessage(f"on_conflict = {given!r} is not accepted: one of {accepted}.") from None
 
 
@@ -74,18 +74,18 @@ def admit(queue: Any, connection: Any, key: str, identity: uuid.UUID, conflict: 
 def admit_many(queue: Any, connection: Any, wanted: dict[str, uuid.UUID], conflict: OnConflict) -> dict[str, uuid.UUID]:
     """``admit`` for many keys: the keys whose messages are not to be stored, with the ids of the waiting messages."""
     keys = {digest(key): key for key in wanted}
-    kept = _admit(queue, connection, {one: wanted[key] for one, key in keys.items()}, conflict)
+    kept = _admit(queue, connection, {digest: wanted[key] for digest, key in keys.items()}, conflict)
     if kept and conflict is OnConflict.ERROR:
         found, waiting = next(iter(kept.items()))
         raise DuplicateMessage(queue._meta.label, keys[found], waiting)
-    return {keys[one]: waiting for one, waiting in kept.items()}
+    return {keys[digest]: waiting for digest, waiting in kept.items()}
 
 
 def _admit(queue: Any, connection: Any, ids: dict[str, uuid.UUID], conflict: OnConflict) -> dict[str, uuid.UUID]:
     """``admit_many`` by the digests of keys; with "error" nothing is changed for those that are returned."""
     backend, label = backend_of(connection), queue._meta.label
     named = backend.dedupe.lock_keys(connection, TABLE, label, list(ids), list(ids.values()))
-    known = {key: one for key, one in named.items() if one != ids[key]}
+    known = {key: item for key, item in named.items() if item != ids[key]}
     if not known:
         return {}
     # The source of a dispatch first, then its destination: a message that is dispatched meanwhile is seen in one of
@@ -96,8 +96,8 @@ def _admit(queue: Any, connection: Any, ids: dict[str, uuid.UUID], conflict: OnC
     )
     sql = queue_sql(queue, connection)
     waiting = sql.claims.lock_waiting(connection, list(known.values()))
-    there = {one for _, one in (*stored, *waiting)}
-    kept = {key: one for key, one in known.items() if one in there}
+    there = {item for _, item in (*stored, *waiting)}
+    kept = {key: item for key, item in known.items() if item in there}
     if kept and conflict is OnConflict.ERROR:
         return kept
     if conflict is OnConflict.REPLACE:
@@ -202,9 +202,9 @@ def admitted(
     """The bodies of a bulk send that are to be stored, with their ids and keys, in parts. Of several bodies with one
     key the first is stored, or, for "replace", the last."""
     drawing = iter(bodies)
-    while some := list(islice(drawing, AT_ONCE)):
-        ids = list(ids_of(len(some)))
-        keys = [key_of(queue, body, given) for body in some]
+    while part := list(islice(drawing, AT_ONCE)):
+        ids = list(ids_of(len(part)))
+        keys = [key_of(queue, body, given) for body in part]
         place: dict[str, int] = {}
         for n, key in enumerate(keys):
             if key is None or (key in place and conflict is OnConflict.IGNORE):
@@ -214,7 +214,7 @@ def admitted(
             place[key] = n
         kept = admit_many(queue, connection, {key: as_uuid(ids[n]) for key, n in place.items()}, conflict)
         chosen = [n for n, key in enumerate(keys) if key is None or (place[key] == n and key not in kept)]
-        yield [some[n] for n in chosen], [ids[n] for n in chosen], [keys[n] for n in chosen]
+        yield [part[n] for n in chosen], [ids[n] for n in chosen], [keys[n] for n in chosen]
 
 
 def _is_built_in(connection: Any) -> bool:

@@ -51,11 +51,11 @@ def _without_acked(queue: Any, connection: Any, runs: Iterable[Run]) -> Iterator
     #: All ids so far: copies for further recipients have the ids of the first.
     acked: set[bytes] = set()
     for run in runs:
-        ids = [uuid.UUID(bytes=one) for one in run.ids]
-        acked |= {one.bytes for one in backend.early_acks.take(connection, TABLE, queue._meta.label, ids)}
+        ids = [uuid.UUID(bytes=identity) for identity in run.ids]
+        acked |= {identity.bytes for identity in backend.early_acks.take(connection, TABLE, queue._meta.label, ids)}
         kept = [pair for pair in zip(run.ids, run.bodies, strict=True) if pair[0] not in acked]
         if kept:
-            yield Run(run.like, [one for one, _ in kept], [body for _, body in kept])
+            yield Run(run.like, [identity for identity, _ in kept], [body for _, body in kept])
 
 
 def keep(queue: Any, connection: Any, ids: Sequence[uuid.UUID], kind: str) -> None:

@@ -58,7 +58,7 @@ class Subscribers:
         key = tuple(types), here
         found = self._found.get(key, ())
         if not found:
-            found = self._find(types, [one for one in here if one.finder is None])
+            found = self._find(types, [registration for registration in here if registration.finder is None])
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()
             if found:  # do not cache a miss: a class with a subscribed base may be imported later
@@ -67,8 +67,11 @@ class Subscribers:
 
     def _find(self, types: Sequence[str], here: list[Registration]) -> tuple[str, ...]:
         types = with_bases(here, types)
-        subscribed = [one for kind in types for one in self._by_type.get(kind, ())]
-        in_code = [(one.name, frozenset({one.name, *one.aliases})) for one in matching_consumers(here, types)]
+        subscribed = [subscription for kind in types for subscription in self._by_type.get(kind, ())]
+        in_code = [
+            (consumer.name, frozenset({consumer.name, *consumer.aliases}))
+            for consumer in matching_consumers(here, types)
+        ]
         found: list[str] = []
         taken: set[str] = set()
         for consumer, names in [*subscribed, *in_code]:
@@ -84,7 +87,7 @@ def types_in(headers: str) -> tuple[str, ...]:
 
 
 def _list(text: str) -> list[str]:
-    return [str(one) for one in json.loads(text)] if text else []
+    return [str(subscription) for subscription in json.loads(text)] if text else []
 
 
 #: (alias, label) -> the subscriptions that this process read last.

@@ -37,7 +37,7 @@ def send_from(
     recipient: str = "",
     unknown_recipient: bool = False,
     using: str | None = None,
-    **others: Unpack[CarriedOptions],
+    **carried: Unpack[CarriedOptions],
 ) -> int:
     """Send a message for each row of a queryset, or of a SELECT with ``params``; returns how many.
 
@@ -63,7 +63,7 @@ def send_from(
         raise InvalidMessage(
             f"send_from is not for {queue._meta.label}: its wire format has the id of each message in it."
         )
-    like = build_outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, others)
+    like = build_outgoing(queue, identity, stored, None, expires_in, priority, recipient, None, None, carried)
     sql = queue_sql(queue, connection)
     try:
         with transaction.atomic(using=alias):

@@ -83,17 +83,17 @@ def with_correlation(
     context = context_of(caller)
     if not settings.CORRELATE or not isinstance(context, Context):  # the message of a batch is unknown
         return headers
-    own = headers or {}
+    given = headers or {}
     try:
-        told = {
+        addresses = {
             messages.CORRELATION_ID: correlation_id or context.correlation_id or str(context.message_id),
             messages.RELATED_TO: str(context.message_id),
             messages.CONVERSATION_ID: context.conversation_id,
         }
-        added = {name: value for name, value in told.items() if value and messages.well_known(own, name) is None}
+        added = {name: value for name, value in addresses.items() if value and messages.well_known(given, name) is None}
     except (AttributeError, TypeError):
         return headers  # not a dict: encoding raises the error
-    return added | dict(own)
+    return added | dict(given)
 
 
 # -- encoding: compression and encryption, as the last step before messages are stored
@@ -110,7 +110,7 @@ def encode_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
     """The runs as the queue stores them: the headers are read once, and one key is used, for each run."""
     for run in runs:
         headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
-        bodies = [seal(body, uuid.UUID(bytes=one)) for one, body in zip(run.ids, run.bodies, strict=True)]
+        bodies = [seal(body, uuid.UUID(bytes=identity)) for identity, body in zip(run.ids, run.bodies, strict=True)]
         yield Run(run.like._replace(headers=headers), run.ids, bodies)
 
 

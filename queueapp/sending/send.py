@@ -62,7 +62,7 @@ def send(
     using: str | None = None,
     dedupe_key: dedupe.Key = None,
     on_conflict: OnConflict | str | None = None,
-    **others: Unpack[CarriedOptions],
+    **carried: Unpack[CarriedOptions],
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
 
@@ -76,7 +76,7 @@ def send(
     ``isolated=True`` commits it on a connection of its own, independent of the caller's transaction. ``dedupe_key``: of
     the messages with one key only one waits, on a queue with ``Delivery.dedupe_key``; ``on_conflict`` ("ignore",
     "replace", "error") decides which, and the id of the waiting message is returned ("error" raises DuplicateMessage).
-    ``others``: further message columns (``sql.message_columns``): ``is_barrier``. Raises InvalidMessage (FilteredOut
+    ``carried``: further message columns (``sql.message_columns``): ``is_barrier``. Raises InvalidMessage (FilteredOut
     when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
@@ -85,7 +85,7 @@ def send(
         raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
     identity = message_id or messages.new_id()
     message = build_message(
-        queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, others
+        queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, carried
     )
     alias = alias_of(queue, using)
     key = None
@@ -135,18 +135,18 @@ def build_message(
     recipient: str,
     correlation_id: str | None,
     reply_to: str | None,
-    others: Mapping[str, Any] = MappingProxyType({}),
+    carried: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outgoing:
     """A message as this queue stores it: body and headers encoded, options checked, expressions evaluated. Runs no
     query. Raises InvalidMessage."""
     refuse_encryption_subject(queue, headers)
-    told = with_addresses(headers, correlation_id, reply_to)
-    stored_headers, data = messages.encode(body, told, queue.delivery.message_type)
+    message_headers = with_addresses(headers, correlation_id, reply_to)
+    stored_headers, data = messages.encode(body, message_headers, queue.delivery.message_type)
     check_type(queue, type(body), stored_headers, recipient)
     if queue.wire_format:
         stored_headers = messages.to_nservicebus(stored_headers, identity)
     message = build_outgoing(
-        queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, others
+        queue, identity, stored_headers, data, expires_in, priority, recipient, correlation_id, reply_to, carried
     )
     return apply_rules(queue, message) if queue.delivery.has_expressions else message
 
@@ -160,8 +160,8 @@ def with_addresses(
         headers = with_correlation(headers, correlation_id, caller)
     if not correlation_id and not reply_to:
         return headers
-    told = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
-    return {name: value for name, value in told.items() if value} | dict(headers or {})
+    message_headers = {messages.CORRELATION_ID: correlation_id, messages.REPLY_TO: reply_to}
+    return {name: value for name, value in message_headers.items() if value} | dict(headers or {})
 
 
 def insert(

@@ -50,9 +50,9 @@ def build_outgoing(
     recipient: str,
     correlation_id: str | None,
     reply_to: str | None,
-    others: Mapping[str, Any] = MappingProxyType({}),
+    carried: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outgoing:
-    """A message ready to be stored, its options checked against the queue. ``others``: further message columns. Raises
+    """A message ready to be stored, its options checked against the queue. ``carried``: further message columns. Raises
     InvalidMessage."""
     delivery = queue.delivery
     if not isinstance(identity, uuid.UUID):
@@ -77,7 +77,7 @@ def build_outgoing(
             raise InvalidMessage(f"{name} = {value!r} is not accepted: a string of at most {longest} characters.")
     message_expires = _expires_ms(delivery, expires_in)
     message = Outgoing(identity, headers, body, message_expires, recipient, priority, correlation_id, reply_to)
-    return message._replace(**_checked(others)) if others else message
+    return message._replace(**_checked(carried)) if carried else message
 
 
 def is_storable(value: Any, longest: int) -> bool:
@@ -103,23 +103,23 @@ def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
 
 #: The options that ``build_outgoing`` has arguments for.
 _NAMED = ("expires", "recipient", "priority", "correlation_id", "reply_to_address")
-_OTHERS = {one.name: one for one in SENT if one.name not in _NAMED}
+_OPTIONAL_COLUMNS = {column.name: column for column in SENT if column.name not in _NAMED}
 
 
-def _checked(others: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(carried: Mapping[str, Any]) -> dict[str, Any]:
     """Further message columns, checked by their declarations."""
     checked = {}
-    for name, value in others.items():
-        one = _OTHERS.get(name)
-        if one is None:
+    for name, value in carried.items():
+        column = _OPTIONAL_COLUMNS.get(name)
+        if column is None:
             raise TypeError(f"a send got an unexpected keyword argument {name!r}")
-        if one.kind is Kind.TIME:
-            checked[one.outgoing] = None if value is None else milliseconds(name, value)
+        if column.kind is Kind.TIME:
+            checked[column.outgoing] = None if value is None else milliseconds(name, value)
             continue
-        if not (value is None and one.default is None):
-            fits, words = _KINDS[one.kind]
-            if not fits(value, one):
-                raise InvalidMessage(f"{name} = {value!r} is not accepted: {words.format(one)}.")
+        if not (value is None and column.default is None):
+            fits, words = _KINDS[column.kind]
+            if not fits(value, column):
+                raise InvalidMessage(f"{name} = {value!r} is not accepted: {words.format(column)}.")
         checked[name] = value
     return checked
 
@@ -129,7 +129,7 @@ _KINDS: dict[Kind, tuple[Callable[[Any, MessageColumn], bool], str]] = {
     Kind.INT64: (lambda value, _: isinstance(value, int) and -(2**63) <= value < 2**63, "a whole number of 64 bits"),
     Kind.INT16: (lambda value, _: isinstance(value, int) and -(2**15) <= value < 2**15, "a whole number of 16 bits"),
     Kind.TEXT: (
-        lambda value, one: is_storable(value, one.max_length),
+        lambda value, column: is_storable(value, column.max_length),
         "a string of at most {0.max_length} characters",
     ),
 }
@@ -227,7 +227,9 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
     in memory."""
     if not queue.delivery.recipients:
         return
-    if any(recipient == one.name or recipient in one.aliases for one in registered.of(queue)):
+    if any(
+        recipient == registration.name or recipient in registration.aliases for registration in registered.of(queue)
+    ):
         return
     label = queue._meta.label
     known_consumers = _known.setdefault((alias, label), _KnownConsumers())
@@ -235,13 +237,13 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
         return
     if monotonic() - known_consumers.looked_at >= REFRESH_AFTER and not _look(alias, label, known_consumers):
         return
-    known = {one.name for one in registered.of(queue)} | known_consumers.names
+    known = {registration.name for registration in registered.of(queue)} | known_consumers.names
     if known_consumers.complete and known and recipient not in known:
-        some = sorted(known)[:20]
+        names = sorted(known)[:20]
         raise InvalidMessage(
             f"recipient = {recipient!r} is not accepted by {label}: no consumer of this process or of a live worker "
             "has that "
-            f"name. Known: {', '.join(some)}{', …' if len(known) > len(some) else ''}. To send all the same: "
+            f"name. Known: {', '.join(names)}{', …' if len(known) > len(names) else ''}. To send all the same: "
             "unknown_recipient=True."
         )
 

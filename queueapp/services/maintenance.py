@@ -303,8 +303,8 @@ def clamp_priorities(queue: Any, alias: str, service: Maintenance | None = None)
 def _log_moved(queue: Any, moved: Counter[int]) -> None:
     frequent = moved.most_common(5)
     shown = [f"{count} from priority {priority}" for priority, count in frequent]
-    if others := moved.total() - sum(count for _, count in frequent):
-        shown.append(f"{others} from others")
+    if remaining := moved.total() - sum(count for _, count in frequent):
+        shown.append(f"{remaining} from others")
     log.warning(
         "%s: moved %s with a priority outside of the queue's levels, 0 to %d, to the nearest level: %s.",
         queue._meta.label, _messages(moved.total()), queue.delivery.priorities - 1, ", ".join(shown),

@@ -100,7 +100,7 @@ class ServiceHeartbeat(Service):
     def __init__(self, alias: str, breakers: Mapping[str, Sequence[Breaker]], supervisor: uuid.UUID) -> None:
         super().__init__(f"service-heartbeat-{alias}")
         self.alias = alias
-        self._breakers = {name: (uuid.uuid4(), own) for name, own in breakers.items()}
+        self._breakers = {name: (uuid.uuid4(), process_breakers) for name, process_breakers in breakers.items()}
         self._supervisor = supervisor
         self._breaker = CircuitBreaker(f"Heartbeat of services in {alias}", kind="service_heartbeat", subject=alias)
         self._written: dict[str, str] | None = None

@@ -39,7 +39,7 @@ class ErrorKind(enum.Enum):
     MISSING = "missing"  #: the table or column does not exist
     DENIED = "denied"  #: a privilege is missing
     EXHAUSTED = "exhausted"  #: the server lacks disk, memory or time for the statement
-    OTHER = "other"
+    UNKNOWN = "unknown"
 
 
 class QueueSql:

@@ -198,7 +198,7 @@ class Terms:
     """The parts of an expiry condition as a database writes them: the two columns, the clock, and the clock less the
     queue's duration."""
 
-    own: str
+    expires: str
     arrived: str
     now: str
     cut: str
@@ -231,12 +231,12 @@ class Expiry:
         """The condition of a message that has not expired; '' if none expires."""
         if self.after_ms is None:
             return ""
-        own, aged = f"{terms.own} > {terms.now}", f"{terms.arrived} > {terms.cut}"
+        by_expires, aged = f"{terms.expires} > {terms.now}", f"{terms.arrived} > {terms.cut}"
         return {
-            DEFAULT: f"({own} OR ({terms.own} IS NULL AND {aged}))",
+            DEFAULT: f"({by_expires} OR ({terms.expires} IS NULL AND {aged}))",
             QUEUE: f"({aged})",
-            LATEST: f"({own} OR {aged})",
-            EARLIEST: f"(({terms.own} IS NULL OR {own}) AND {aged})",
+            LATEST: f"({by_expires} OR {aged})",
+            EARLIEST: f"(({terms.expires} IS NULL OR {by_expires}) AND {aged})",
         }[self.model]
 
     def over(self, terms: Terms) -> str:
@@ -247,22 +247,25 @@ class Expiry:
         """(column of an index, condition) of the expired messages as an index finds them: together all of them."""
         if self.after_ms is None:
             return []
-        own, aged = f"{terms.own} IS NOT NULL AND {terms.own} <= {terms.now}", f"{terms.arrived} <= {terms.cut}"
+        by_expires, aged = (
+            f"{terms.expires} IS NOT NULL AND {terms.expires} <= {terms.now}",
+            f"{terms.arrived} <= {terms.cut}",
+        )
         return {
-            DEFAULT: [("expires", own), ("enqueued_at", f"{terms.own} IS NULL AND {aged}")],
+            DEFAULT: [("expires", by_expires), ("enqueued_at", f"{terms.expires} IS NULL AND {aged}")],
             QUEUE: [("enqueued_at", aged)],
-            LATEST: [("enqueued_at", f"({terms.own} IS NULL OR {terms.own} <= {terms.now}) AND {aged}")],
-            EARLIEST: [("expires", own), ("enqueued_at", aged)],
+            LATEST: [("enqueued_at", f"({terms.expires} IS NULL OR {terms.expires} <= {terms.now}) AND {aged}")],
+            EARLIEST: [("expires", by_expires), ("enqueued_at", aged)],
         }[self.model]
 
 
-def expires_at(queue: Any, alias: str, own: datetime | None, arrived: datetime) -> datetime | None:
+def expires_at(queue: Any, alias: str, expires: datetime | None, arrived: datetime) -> datetime | None:
     """When a message expires, computed in Python for display; None for never."""
     delivery = queue.delivery
     after = overrides.expiration(queue, alias) if delivery.expires_by_age else None
     expiry = Expiry.of(queue, after) if delivery.expires_by_age else None
     if expiry is None:
-        return own
+        return expires
     if after is None:
         return None
     aged = arrived + after
@@ -270,7 +273,7 @@ def expires_at(queue: Any, alias: str, own: datetime | None, arrived: datetime) 
         case "queue":
             return aged
         case "latest":
-            return max(own or aged, aged)
+            return max(expires or aged, aged)
         case "earliest":
-            return min(own or aged, aged)
-    return own or aged
+            return min(expires or aged, aged)
+    return expires or aged

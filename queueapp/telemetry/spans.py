@@ -53,13 +53,13 @@ class OpenTelemetry:
             PROCESS_DURATION, "s", "How long a handler took.", explicit_bucket_boundaries_advisory=BUCKETS
         )
         for name, signal in _VERDICTS.items():
-            signal.connect(self._told(name), weak=False, dispatch_uid=f"queueapp.telemetry.{name}")
+            signal.connect(self._signal_receiver(name), weak=False, dispatch_uid=f"queueapp.telemetry.{name}")
 
     # -- sending --------------------------------------------------------------------------------------------------
 
     def send(self, verb: str, function: Callable[..., _T], destination: str, given: dict[str, Any]) -> _T:
         """See ``tracing.Tracer``."""
-        given.update(given.pop("others", {}))
+        given.update(given.pop("carried", {}))
         try:
             headers = tracing.headers_of(given.get("headers"))
         except (TypeError, ValueError):
@@ -124,7 +124,7 @@ class OpenTelemetry:
         figures = about("process", "process", label) | {CONSUMER: consumer}
 
         def traced(given: Any, context: Any) -> None:
-            links = [Link(origin) for origin in self._origins([one._claimed for one in context])]
+            links = [Link(origin) for origin in self._origins([item._claimed for item in context])]
             attributes = figures | {BATCH_COUNT: len(context)}
             span = self._tracer.start_span(f"process {label}", Context(), SpanKind.CONSUMER, attributes, links)
             with self._within(span, None, attributes, figures):
@@ -207,7 +207,7 @@ class OpenTelemetry:
             _end(span, failed, attributes)
             self._operation.record(perf_counter() - started, attributes)
 
-    def _told(self, verb: str) -> Callable[..., None]:
+    def _signal_receiver(self, verb: str) -> Callable[..., None]:
         """A receiver that records failed attempts. The handler's error is in its span; this covers failures without a
         handler too."""
 

@@ -1,5 +1,5 @@
-"""What users test with: ``Kit``, ``QueueTestMixin`` (and ``queueapp.testing.plugin`` for pytest); ``delayed_store`` for
-who writes a store. Nothing of it is imported by the app itself, and none of it before it is used: pytest loads its
+"""Tools for the tests of a project: ``Kit``, ``QueueTestMixin``, ``plugin`` for pytest, ``delayed_store`` for custom
+stores. Nothing of it is imported by the app itself, and none of it before it is used: pytest loads its
 plugins first."""
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class DelayedStoreConformance:
         stored = self.message()
         self.store.store(stored)
         self.open_another()
-        assert [one.message_id for one in self.drain()] == [stored.message_id]
+        assert [row.message_id for row in self.drain()] == [stored.message_id]
 
     def test_semantics_that_it_does_not_honour_are_refused(self) -> None:
         for semantics in Semantics:
@@ -161,16 +161,16 @@ class DelayedStoreConformance:
     def test_the_oldest_is_fetched_first(self) -> None:
         ages = (1, 3, 2)
         stored = {age: self.message(due=timezone.now() - age * _HOUR) for age in ages}
-        for one in stored.values():
-            self.store.store(one)
-        assert [one.message_id for one in self.drain()] == [stored[age].message_id for age in (3, 2, 1)]
+        for message in stored.values():
+            self.store.store(message)
+        assert [row.message_id for row in self.drain()] == [stored[age].message_id for age in (3, 2, 1)]
 
     def test_messages_that_are_due_at_the_same_time_are_all_kept(self) -> None:
         due = timezone.now() - _HOUR
         stored = [self.message(due=due) for _ in range(5)]
-        for one in stored:
-            self.store.store(one)
-        assert {one.message_id for one in self.drain()} == {one.message_id for one in stored}
+        for message in stored:
+            self.store.store(message)
+        assert {row.message_id for row in self.drain()} == {row.message_id for row in stored}
 
     def test_a_message_comes_back_whole(self) -> None:
         now = timezone.now()
@@ -190,13 +190,13 @@ class DelayedStoreConformance:
         )
         self.store.store(replace(stored))
         fetched = self.fetch_one()
-        for one in fields(stored):
-            if one.name == "handle":
+        for field in fields(stored):
+            if field.name == "handle":
                 continue
-            kept, given = getattr(fetched, one.name), getattr(stored, one.name)
+            kept, given = getattr(fetched, field.name), getattr(stored, field.name)
             same = abs(kept - given) < _A_MOMENT if hasattr(given, "tzinfo") and kept is not None else kept == given
-            assert same, f"{one.name} was stored as {given!r} and came back as {kept!r}"
-            assert type(kept) is type(given), f"{one.name} came back as a {type(kept).__name__}"
+            assert same, f"{field.name} was stored as {given!r} and came back as {kept!r}"
+            assert type(kept) is type(given), f"{field.name} came back as a {type(kept).__name__}"
 
     def test_a_message_without_body_and_options_comes_back_as_that(self) -> None:
         stored = self.message(body=None)
@@ -261,13 +261,13 @@ class DelayedStoreConformance:
         self.store.store(first)
         self.store.store(second)
         with transaction.atomic(using=self.alias):
-            mine = self.store.fetch_next_due(timezone.now())
-            theirs = self.elsewhere(lambda: self.fetch(self.open_another()))
-            assert mine is not None
-            assert mine.message_id == first.message_id
-            assert theirs is not None, "a locked message hides those behind it"
-            assert theirs.message_id == second.message_id
-            assert self.store.remove(mine)
+            fetched = self.store.fetch_next_due(timezone.now())
+            fetched_elsewhere = self.elsewhere(lambda: self.fetch(self.open_another()))
+            assert fetched is not None
+            assert fetched.message_id == first.message_id
+            assert fetched_elsewhere is not None, "a locked message hides those behind it"
+            assert fetched_elsewhere.message_id == second.message_id
+            assert self.store.remove(fetched)
 
     def test_many_threads_lose_and_double_nothing(self) -> None:
         stored = [self.message(due=timezone.now() - timedelta(seconds=n)) for n in range(40)]
@@ -278,8 +278,8 @@ class DelayedStoreConformance:
         def work(part: list[Delayed]) -> None:
             try:
                 start.wait(PATIENCE_SECONDS)
-                for one in part:
-                    store.store(one)
+                for row in part:
+                    store.store(row)
                 while True:
                     with transaction.atomic(using=self.alias):
                         found = store.fetch_next_due(timezone.now())
@@ -299,8 +299,8 @@ class DelayedStoreConformance:
             thread.join(PATIENCE_SECONDS)
         if errors:
             raise errors[0]
-        fetched += [one.message_id for one in self.drain()]
-        assert sorted(fetched) == sorted(one.message_id for one in stored)
+        fetched += [row.message_id for row in self.drain()]
+        assert sorted(fetched) == sorted(message.message_id for message in stored)
 
     # -- transactions --------------------------------------------------------------------------------------------
 
@@ -334,14 +334,14 @@ class DelayedStoreConformance:
         return False
 
     def test_a_message_can_be_cancelled(self) -> None:
-        stored, other = self.message(due=timezone.now() + _HOUR), self.message()
+        stored, later = self.message(due=timezone.now() + _HOUR), self.message()
         if not self._has("cancel", stored.message_id):
             return
         self.store.store(stored)
-        self.store.store(other)
+        self.store.store(later)
         assert self.store.cancel(stored.message_id) == 1
         assert self.store.cancel(stored.message_id) == 0
-        assert [one.message_id for one in self.drain()] == [other.message_id]
+        assert [row.message_id for row in self.drain()] == [later.message_id]
         assert self.store.next() is None
 
     def test_a_message_can_be_rescheduled_and_its_expiry_moves_with_it(self) -> None:
@@ -372,12 +372,12 @@ class DelayedStoreConformance:
         if not self._has("readdress", "shop.Orders", "shop.Mails", 10):
             return
         stored = [self.message(due=timezone.now() - n * _HOUR) for n in (3, 2, 1)]
-        other = self.message(destination="shop.Letters", due=timezone.now() - 4 * _HOUR)
-        for one in (*reversed(stored), other):
-            self.store.store(one)
+        letter = self.message(destination="shop.Letters", due=timezone.now() - 4 * _HOUR)
+        for message in (*reversed(stored), letter):
+            self.store.store(message)
         assert self.store.readdress("shop.Orders", "shop.Mails", 2) == 2
         assert self.store.readdress("shop.Nothing", "shop.Mails", 2) == 0
-        found = {one.message_id: one.destination for one in self.drain()}
-        assert found == {other.message_id: "shop.Letters"} | {
-            one.message_id: "shop.Orders" if one is stored[2] else "shop.Mails" for one in stored
+        found = {row.message_id: row.destination for row in self.drain()}
+        assert found == {letter.message_id: "shop.Letters"} | {
+            message.message_id: "shop.Orders" if message is stored[2] else "shop.Mails" for message in stored
         }

@@ -99,7 +99,11 @@ class Kit:
 
     def _aliases(self) -> list[str]:
         """The databases that this test has opened; a ``TestCase`` opens all that it may use."""
-        opened = [one.alias for one in connections.all(initialized_only=True) if one.connection is not None]
+        opened = [
+            connection.alias
+            for connection in connections.all(initialized_only=True)
+            if connection.connection is not None
+        ]
         return opened or [alias_of(DelayedMessage)]
 
     # -- what was sent ---------------------------------------------------------------------------------------------
@@ -108,18 +112,20 @@ class Kit:
         """What was sent to these queues (default: to any) and is there, delayed, or was handled in this test. What was
         rolled back was not sent."""
         found = {
-            (one.message_id, one.recipient): taken(one) for one in self.outcomes if not queues or one.queue in queues
+            (outcome.message_id, outcome.recipient): taken(outcome)
+            for outcome in self.outcomes
+            if not queues or outcome.queue in queues
         }
-        found |= {(one.message_id, one.recipient): one for one in waiting(queues)}
+        found |= {(message.message_id, message.recipient): message for message in waiting(queues)}
         return list(found.values())
 
     @contextmanager
     def capture(self, *queues: Any) -> Iterator[list[Sent]]:
         """A list that holds, after the block, what was sent in it."""
-        before = {(one.message_id, one.recipient) for one in self.sent(*queues)}
+        before = {(message.message_id, message.recipient) for message in self.sent(*queues)}
         captured: list[Sent] = []
         yield captured
-        captured += [one for one in self.sent(*queues) if (one.message_id, one.recipient) not in before]
+        captured += [message for message in self.sent(*queues) if (message.message_id, message.recipient) not in before]
 
     # -- assertions ------------------------------------------------------------------------------------------------
 
@@ -128,7 +134,7 @@ class Kit:
         body, or a function of the ``Sent``; ``times``: so many were, and no more."""
         __tracebackhide__ = True
         there = self.sent(queue)
-        found = [one for one in there if expected is ... or one.is_like(expected)]
+        found = [message for message in there if expected is ... or message.is_like(expected)]
         if not found or times not in (None, len(found)):
             wanted = "a message" if expected is ... else repr(expected)
             often = "" if times is None else f" {times} times, not {len(found)}"
@@ -138,7 +144,7 @@ class Kit:
     def assert_not_sent(self, queue: Any, expected: Any = ...) -> None:
         """Assert that no such message was sent to the queue."""
         __tracebackhide__ = True
-        found = [one for one in self.sent(queue) if expected is ... or one.is_like(expected)]
+        found = [message for message in self.sent(queue) if expected is ... or message.is_like(expected)]
         if found:
             raise AssertionError(f"Expected no such message to be sent to {queue._meta.label}. Sent: {_listed(found)}")
 
@@ -146,28 +152,28 @@ class Kit:
         """Assert that messages were handled: ``by`` a consumer (the function, the class, or its name), or of a
         queue."""
         __tracebackhide__ = True
-        return self._assert(by, "handled", lambda one: one.handled, times)
+        return self._assert(by, "handled", lambda outcome: outcome.handled, times)
 
     def assert_retried(self, by: Any, *, times: int | None = None) -> list[Outcome]:
         """Assert that attempts failed and are retried."""
         __tracebackhide__ = True
-        return self._assert(by, "retried", lambda one: one.retried, times)
+        return self._assert(by, "retried", lambda outcome: outcome.retried, times)
 
     def assert_discarded(self, by: Any, *, times: int | None = None) -> list[Outcome]:
         """Assert that messages were discarded by their policy."""
         __tracebackhide__ = True
-        return self._assert(by, "discarded", lambda one: one.discarded, times)
+        return self._assert(by, "discarded", lambda outcome: outcome.discarded, times)
 
     def assert_poisoned(self, by: Any, *, times: int | None = None, reason: str = "") -> list[Outcome]:
         """Assert that messages became poison, with ``reason`` in their reason."""
         __tracebackhide__ = True
-        return self._assert(by, "poisoned", lambda one: one.poisoned and reason in str(one.verdict), times)
+        return self._assert(by, "poisoned", lambda outcome: outcome.poisoned and reason in str(outcome.verdict), times)
 
     def assert_empty(self, *queues: Any) -> None:
         """Assert that no message waits in these queues or is delayed for them."""
         __tracebackhide__ = True
-        if left := list(waiting(queues)):
-            raise AssertionError(f"Expected no message to wait. Waiting: {_listed(left)}")
+        if remaining := list(waiting(queues)):
+            raise AssertionError(f"Expected no message to wait. Waiting: {_listed(remaining)}")
 
     def poison(self, queue: Any, *, using: str | None = None) -> list[PoisonMessage]:
         """The poison messages of a queue."""
@@ -177,11 +183,14 @@ class Kit:
     def _assert(self, by: Any, how: str, is_so: Callable[[Outcome], bool], times: int | None) -> list[Outcome]:
         __tracebackhide__ = True
         belongs = _belongs_to(by)
-        own = [one for one in self.outcomes if belongs(one)]
-        found = [one for one in own if is_so(one)]
+        outcomes = [outcome for outcome in self.outcomes if belongs(outcome)]
+        found = [outcome for outcome in outcomes if is_so(outcome)]
         if not found or times not in (None, len(found)):
             often = "" if times is None else f" {times} times, not {len(found)}"
-            shown = "; ".join(f"{one.consumer} attempt {one.attempt}: {_shown(one)}" for one in own) or "nothing"
+            shown = (
+                "; ".join(f"{outcome.consumer} attempt {outcome.attempt}: {_shown(outcome)}" for outcome in outcomes)
+                or "nothing"
+            )
             raise AssertionError(f"Expected a message of {_name(by)} to be {how}{often}. Outcomes: {shown}.")
         return found
 
@@ -199,26 +208,27 @@ def _fill(queue: Any, alias: str) -> None:
 def _belongs_to(by: Any) -> Callable[[Outcome], bool]:
     __tracebackhide__ = True
     if hasattr(by, "delivery") and hasattr(by, "_meta"):
-        return lambda one: one.queue is by
+        return lambda outcome: outcome.queue is by
     if isinstance(by, str):
-        return lambda one: one.consumer == by or one.consumer.endswith(f".{by}")
+        return lambda outcome: outcome.consumer == by or outcome.consumer.endswith(f".{by}")
     names = {
-        one.name
+        registration.name
         for queue in registered.queues()
-        for one in registered.of(queue)
-        if any(layer is by for layer in unwrap(one.handler)) or type(getattr(one.handler, "__self__", None)) is by
+        for registration in registered.of(queue)
+        if any(layer is by for layer in unwrap(registration.handler))
+        or type(getattr(registration.handler, "__self__", None)) is by
     }
     if not names:
         raise AssertionError(f"{by!r} is neither a consumer, nor the name of one, nor a queue.")
-    return lambda one: one.consumer in names
+    return lambda outcome: outcome.consumer in names
 
 
 def _name(by: Any) -> str:
     return str(by._meta.label) if hasattr(by, "_meta") else str(getattr(by, "__qualname__", by))
 
 
-def _shown(one: Outcome) -> str:
-    return "handled" if one.handled else f"{one.verdict!r} after {one.error!r}"
+def _shown(outcome: Outcome) -> str:
+    return "handled" if outcome.handled else f"{outcome.verdict!r} after {outcome.error!r}"
 
 
 def _listed(there: list[Sent]) -> str:
@@ -247,7 +257,7 @@ class QueueTestMixin:
         return Kit()
 
 
-_OURS = (ForwardedMessage, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)
+_MODELS = (ForwardedMessage, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)
 
 
 def let_pass(period: timedelta, aliases: Sequence[str]) -> None:
@@ -264,7 +274,7 @@ def let_pass(period: timedelta, aliases: Sequence[str]) -> None:
 
 
 def _models(alias: str) -> Iterator[Any]:
-    yield from _OURS
+    yield from _MODELS
     for queue in queues:
         if queue._meta.managed and alias_of(queue) == alias:
             yield queue

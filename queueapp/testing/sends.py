@@ -43,8 +43,8 @@ class Sent:
 
     def decode(self, cls: Any = Any) -> Any:
         """The body as an instance of ``cls``. Raises UndecodableMessage."""
-        stored, own = messages.encode_headers(self.headers), content_type_of(self.queue)
-        return messages.read_stored(self.raw_body, stored, self.message_id, alias_of(self.queue), cls, own)
+        stored, default_type = messages.encode_headers(self.headers), content_type_of(self.queue)
+        return messages.read_stored(self.raw_body, stored, self.message_id, alias_of(self.queue), cls, default_type)
 
     def is_like(self, expected: Any) -> bool:
         """Whether it is what a test expects: a body (compared with what is stored, read as its class), the class of a
@@ -73,15 +73,17 @@ def waiting(only: Iterable[Any] = ()) -> Iterator[Sent]:
     by_alias: dict[str, list[Any]] = {}
     for queue in wanted:
         by_alias.setdefault(alias_of(queue), []).append(queue)
-    for alias, own in by_alias.items():
+    for alias, alias_queues in by_alias.items():
         try:
             there = set(connections[alias].introspection.table_names())
         except AssertionError:  # Django's, of a database that the test case does not name
             continue
-        for queue in own:
+        for queue in alias_queues:
             # A model of the test's own may have no table; to ask it would break the test's transaction.
             if queue._meta.db_table in there:
-                names = [one.name for one in queue._meta.local_fields if one.name == "recipient"]
+                names = [
+                    local_field.name for local_field in queue._meta.local_fields if local_field.name == "recipient"
+                ]
                 for key, headers, body, *rest in (
                     queue.objects.using(alias).order_by("seq").values_list("id", "headers", "body", *names)
                 ):
@@ -89,7 +91,7 @@ def waiting(only: Iterable[Any] = ()) -> Iterator[Sent]:
         if DelayedMessage._meta.db_table in there:
             for row in DelayedMessage.objects.using(alias).order_by("number"):
                 queue = _of(row.destination)
-                if queue in own:
+                if queue in alias_queues:
                     yield Sent(queue, row.message_id, _read(row.headers), _bytes(row.body), row.recipient, delayed=True)
 
 

@@ -152,11 +152,11 @@ class QueueFeeder:
         seqs: list[set[int]] = []
         for without in ((took,), (took, refused)):
             place, found = after, set[int]()
-            while some := journal.read(
+            while part := journal.read(
                 connection, topics, place, last._replace(seq=last.seq + 1), BATCH, without=without
             ):
-                found |= {one.seq for one in some}
-                place = some[-1].position
+                found |= {entry.seq for entry in part}
+                place = part[-1].position
             seqs.append(found)
         return seqs[0] - seqs[1]
 
@@ -257,16 +257,18 @@ class QueueFeeder:
         if not found:
             return []
         passed_over = set(json.loads(cursor.passed_over)) if cursor.passed_over else set()
-        copied = JournalCopied.objects.using(self.alias).filter(queue=self.label, seq__in=[one.seq for one in found])
+        copied = JournalCopied.objects.using(self.alias).filter(
+            queue=self.label, seq__in=[entry.seq for entry in found]
+        )
         passed_over.update(copied.values_list("seq", flat=True))
-        entries = (evaluated(self.queue, one) for one in found if one.seq not in passed_over)
-        return [one for one in entries if one is not None]
+        entries = (evaluated(self.queue, entry) for entry in found if entry.seq not in passed_over)
+        return [entry for entry in entries if entry is not None]
 
     def _copy(self, entries: list[JournalRecord]) -> int:
         """Insert the entries into the queue with copy marks; returns how many."""
         if entries:
             insert(self.queue, connections[self.alias], entries)
-            notes = [JournalCopied(queue=self.label, seq=one.seq) for one in entries]
+            notes = [JournalCopied(queue=self.label, seq=entry.seq) for entry in entries]
             JournalCopied.objects.using(self.alias).bulk_create(notes, batch_size=500)
         return len(entries)
 
@@ -298,10 +300,12 @@ class QueueFeeder:
                 # transaction.
                 self._rows().select_for_update().filter(name=self.label).first()
                 found = journal.read(connection, topics, place.after, end, batch, not_before=place.not_before)
-                some = (evaluated(self.queue, one) for one in found if one.seq not in place.passed_over)
-                wanted = [one for one in some if one is not None]
+                evaluated_entries = (
+                    evaluated(self.queue, entry) for entry in found if entry.seq not in place.passed_over
+                )
+                wanted = [entry for entry in evaluated_entries if entry is not None]
                 there = self._present_ids(wanted)
-                missing = [one for one in wanted if bytes(one.id) not in there]
+                missing = [entry for entry in wanted if bytes(entry.id) not in there]
                 if missing:
                     insert(self.queue, connection, missing)
                     self._mark_copied(missing)
@@ -315,7 +319,7 @@ class QueueFeeder:
         if not entries:
             return set()
         connection = connections[self.alias]
-        ids = [messages.as_uuid(one.id) for one in entries]
+        ids = [messages.as_uuid(entry.id) for entry in entries]
         columns = {field.name: field.column for field in self.queue._meta.local_concrete_fields}
         delayed, poison = DelayedMessage._meta.db_table, PoisonMessage._meta.db_table
         places = [
@@ -327,7 +331,7 @@ class QueueFeeder:
 
     def _mark_copied(self, entries: list[JournalRecord]) -> None:
         """Add the missing copy marks, so that filling does not copy the entries as well."""
-        seqs = {one.seq for one in entries}
+        seqs = {entry.seq for entry in entries}
         seqs -= set(
             JournalCopied.objects.using(self.alias).filter(queue=self.label, seq__in=seqs).values_list("seq", flat=True)
         )
@@ -351,11 +355,11 @@ def insert(queue: Any, connection: Any, entries: Iterable[JournalRecord]) -> int
     (``Delivery.on_conflict``)."""
     entries = list(entries)
     if queue.delivery.dedupe_key is not None:
-        stored = [dedupe.Stored(messages.as_uuid(one.id), one.headers, one.body) for one in entries]
+        stored = [dedupe.Stored(messages.as_uuid(entry.id), entry.headers, entry.body) for entry in entries]
         admitted = dedupe.admit_stored(queue, connection, stored, dedupe.conflict_of_stored(queue))
-        entries = [one for one, is_admitted in zip(entries, admitted, strict=True) if is_admitted]
+        entries = [entry for entry, is_admitted in zip(entries, admitted, strict=True) if is_admitted]
     known = fanout.read_subscribers(queue, connection) if queue.delivery.recipients else None
-    rows = [row for one in entries for row in rows_of(queue, one, known)]
+    rows = [row for entry in entries for row in rows_of(queue, entry, known)]
     if not rows:
         return 0
     count = queue_sql(queue, connection).inserts.insert_rows(connection, rows)

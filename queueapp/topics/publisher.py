@@ -148,13 +148,13 @@ def _publish(
     keepers = _recorders_of(name, topic, queues, unrouted)
     if delay is not None or at is not None:
         when_due(delay, at)  # before anything is stored
-    told = _with_topic(with_addresses(headers, correlation_id, reply_to), topic)
+    message_headers = _with_topic(with_addresses(headers, correlation_id, reply_to), topic)
     # A delayed message does not come from the journal: it goes to the delayed store.
     by_journal = [queue for queue in queues if delay is None and at is None and is_fed(queue) and is_journaled(topic)]
     prepared, refused = [], []
     for queue in queues:
         try:
-            message = build_message(queue, body, identity, told, expires_in, 0, "", correlation_id, reply_to)
+            message = build_message(queue, body, identity, message_headers, expires_in, 0, "", correlation_id, reply_to)
         except FilteredOut:
             refused.append(queue)
         else:
@@ -163,7 +163,7 @@ def _publish(
     if keepers:
         _refuse_journaled(queues, topic)
         kind = _message_type(queues)
-        kept = [_published(body, identity, told, expires_in, correlation_id, reply_to, kind)]
+        kept = [_published(body, identity, message_headers, expires_in, correlation_id, reply_to, kind)]
     databases = _databases(queues, using, bool(keepers))
     with ExitStack() as transactions:
         if keepers or len(prepared) > 1:
@@ -227,7 +227,7 @@ def publish_many(
         return _publish_one_by_one(
             name, bodies, headers, expires_in, unrouted, using, _databases(queues, using, bool(keepers))
         )
-    told = _with_topic(with_addresses(headers, None, None), topic)
+    message_headers = _with_topic(with_addresses(headers, None, None), topic)
     by_journal = [queue for queue in queues if is_fed(queue) and is_journaled(topic)]
     likes = {
         queue: build_outgoing(queue, messages.new_id(), "{}", None, expires_in, 0, "", None, None) for queue in queues
@@ -237,23 +237,23 @@ def publish_many(
     with ExitStack() as transactions:
         for alias in databases:
             transactions.enter_context(transaction.atomic(using=alias))
-        every = encoded(bodies, told, _message_type(queues))
-        while some := list(islice(every, _RUNS_AT_ONCE)):
+        every = encoded(bodies, message_headers, _message_type(queues))
+        while part := list(islice(every, _RUNS_AT_ONCE)):
             for alias, there in databases.items():
                 connection = connections[alias]
                 runs: dict[Any, Iterable[Run]] = {
-                    queue: runs_for(queue, some, likes[queue], connection, leave_out=True)
+                    queue: runs_for(queue, part, likes[queue], connection, leave_out=True)
                     for queue in there
                     if queue not in by_journal
                 }
                 if keepers:
-                    published = list(_each(some, expires_in))
+                    published = list(_outgoing(part, expires_in))
                     taken = _distributions(published, there, by_journal, runs)
                     for keeper in keepers:
                         keeper.record(alias, topic, published, taken)
                 for queue, its_runs in runs.items():
                     early_acks.insert_runs(queue, connection, its_runs, True)
-            count += sum(len(one.ids) for one in some)
+            count += sum(len(run.ids) for run in part)
         if count:
             for alias, there in databases.items():
                 for queue in there:
@@ -299,13 +299,13 @@ def _named(topic: Any, body: Any) -> tuple[str, Any]:
 
 def _recorders_of(name: str, topic: str, queues: Sequence[Any], unrouted: bool) -> list[Recorder]:
     """The recorders of this topic. Raises InvalidMessage if there is none and no queue collects it."""
-    keepers = [one for one in _recorders if one.keeps(topic)]
+    keepers = [recorder for recorder in _recorders if recorder.keeps(topic)]
     if not queues and not keepers and not unrouted:
         said = repr(name) if name == topic else f"{name!r} (published to {topic!r})"
-        some = known_topics()
+        topics = known_topics()
         raise InvalidMessage(
             f"topic = {said} is not accepted: no queue collects it. Known: "
-            f"{', '.join(some[:20])}{', …' if len(some) > 20 else ''}. "
+            f"{', '.join(topics[:20])}{', …' if len(topics) > 20 else ''}. "
             "To publish all the same: unrouted=True."
         )
     return keepers
@@ -389,11 +389,11 @@ def _published(
     return Outgoing(identity, stored, data, _lifetime(expires_in), "", 0, correlation_id, reply_to)
 
 
-def _each(some: Iterable[Encoded], expires_in: timedelta | None) -> Iterator[Outgoing]:
+def _outgoing(messages: Iterable[Encoded], expires_in: timedelta | None) -> Iterator[Outgoing]:
     lifetime = _lifetime(expires_in)
-    for one in some:
-        for identity, body in zip(one.ids, one.bodies, strict=True):
-            yield Outgoing(uuid.UUID(bytes=identity), one.headers, body, lifetime)
+    for message in messages:
+        for identity, body in zip(message.ids, message.bodies, strict=True):
+            yield Outgoing(uuid.UUID(bytes=identity), message.headers, body, lifetime)
 
 
 def _lifetime(expires_in: timedelta | None) -> int | None:

@@ -33,8 +33,8 @@ def main() -> int:
     except LookupError as error:
         parser.error(str(error))
     if arguments.list:
-        for one in measurements:
-            for figure in one.figures:
+        for measurement in measurements:
+            for figure in measurement.figures:
                 print(f"{figure.name:<26} {figure.bar:<8} {figure.meaning}")
         return 0
     return run(measurements, Scale(arguments.runs, arguments.quick), arguments.json)

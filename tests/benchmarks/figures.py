@@ -42,8 +42,8 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. ``bar`` is what must hold, as text: ``>= 1.5``; without one a figure is told, not judged.
-    ``over_runs`` makes its value of the samples."""
+    """One line of the table. ``bar`` is what must hold, as text: ``>= 1.5``; without one a figure is reported, not
+    judged. ``over_runs`` makes its value of the samples."""
 
     name: str
     bar: str
@@ -75,7 +75,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Beside:
-    """A sample that stands for itself; what it was measured beside is told with it."""
+    """A sample without a ratio; the figure that it was measured beside is reported with it."""
 
     measured: float
     base: float
@@ -211,7 +211,7 @@ def chosen(patterns: Iterable[str]) -> list[Measurement]:
     for pattern in patterns:
         found = [m for m in known if any(fnmatch.fnmatch(f.name, pattern) for f in m.figures)]
         if not found:
-            names = ", ".join(figure.name for one in known for figure in one.figures)
+            names = ", ".join(figure.name for item in known for figure in item.figures)
             raise LookupError(f"there is no figure {pattern!r}; known figures: {names}")
         wanted += found
-    return [one for one in known if one in wanted] if wanted else known
+    return [item for item in known if item in wanted] if wanted else known

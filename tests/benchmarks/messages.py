@@ -65,14 +65,14 @@ class SlowCount(msgspec.Struct):
     text: str
 
 
-class Stranger(msgspec.Struct):
-    """Handled by nobody."""
+class Unclaimed(msgspec.Struct):
+    """No consumer handles it."""
 
     number: int
     text: str
 
 
-MessageT = TypeVar("MessageT", Nop, Nap, Doze, Row, Stamp, Slow, Count, SlowCount, Stranger)
+MessageT = TypeVar("MessageT", Nop, Nap, Doze, Row, Stamp, Slow, Count, SlowCount, Unclaimed)
 
 _FILLER = "abcdefghijklmnopqrstuvwxyz" * (BODY_BYTES // 26 + 1)
 _FRAME = len(msgspec.json.encode(Nop(0, ""))) - 1

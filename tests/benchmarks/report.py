@@ -1,4 +1,4 @@
-"""Telling the outcome: a progress line while it runs, a table, and ``bench.json``."""
+"""Reports the outcome: a progress line while it runs, a table, and ``bench.json``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def line(result: Result) -> str:
         return f"{result.figure.name:<26} {'':>9} {'':<6} {result.figure.bar:<8} absent  {result.absent}"
     values = result.values
     spread = f"{number(min(values))}-{number(max(values))}" if len(values) > 1 else ""
-    verdict = ("ok" if result.figure.bar else "told") if result.ok else "MISSED"
+    verdict = ("ok" if result.figure.bar else "info") if result.ok else "MISSED"
     compared = result.compared
     made_of = f"{number(compared[0])} / {number(compared[1])}" if compared else ""
     unit = "" if result.figure.unit == "ratio" else result.figure.unit

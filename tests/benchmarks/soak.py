@@ -82,8 +82,8 @@ def main() -> int:
         print("Interrupted.", file=sys.stderr)
         return 130
     verdict = {**compare(windows), "lost": lost, "windows": len(windows), "rate": arguments.rate}
-    verdict["flat"] = all(one["flat"] for one in verdict.values() if isinstance(one, dict)) and not lost
-    arguments.json.write_text(json.dumps({**verdict, "samples": [vars(one) for one in windows]}, indent=1) + "\n")
+    verdict["flat"] = all(item["flat"] for item in verdict.values() if isinstance(item, dict)) and not lost
+    arguments.json.write_text(json.dumps({**verdict, "samples": [vars(window) for window in windows]}, indent=1) + "\n")
     print(json.dumps(verdict))
     return 0 if verdict["flat"] else 1
 
@@ -190,7 +190,7 @@ def compare(windows: list[Window]) -> dict[str, dict[str, Any]]:
     third = max(1, len(steady) // 3)
     verdict: dict[str, dict[str, Any]] = {}
     for name, slack in SLACK.items():
-        first, last = (median(getattr(one, name) for one in part) for part in (steady[:third], steady[-third:]))
+        first, last = (median(getattr(item, name) for item in part) for part in (steady[:third], steady[-third:]))
         flat = last <= first * FLAT or last - first <= slack
         verdict[name] = {"first": round(first, 3), "last": round(last, 3), "flat": flat}
     return verdict

@@ -10,7 +10,7 @@ from tests.benchmarks.report import line, summary
 
 SPEED = Figure("speed", ">= 2", "ratio", "ours / theirs")
 FAILED = Figure("failed", "<= 0", "", "what must not happen", over_runs=sum)
-TOLD = Figure("told", "", "B", "what belongs to another figure")
+REPORTED = Figure("info", "", "B", "what belongs to another figure")
 
 
 def test_the_value_of_a_ratio_is_the_median_of_the_ratios() -> None:
@@ -30,7 +30,7 @@ def test_one_failure_in_one_of_many_runs_misses_the_bar() -> None:
     assert (result.value, result.ok) == (1, False)
 
 
-def test_what_a_sample_was_measured_beside_is_told_and_not_divided_by() -> None:
+def test_comparison_of_a_sample_is_reported_and_not_divided_by() -> None:
     result = Result(Figure("bytes", "<= 450", "B", "written"), [Beside(400.0, 600.0)])
     assert (result.value, result.compared, result.ok) == (400.0, (400.0, 600.0), True)
     assert result.as_json()["base"] == [600.0]
@@ -47,12 +47,12 @@ def test_what_this_machine_lacks_is_no_miss_and_is_named_with_its_reason() -> No
 
 def test_what_was_not_measured_without_a_reason_misses_the_bar() -> None:
     assert not Result(SPEED).ok
-    assert not Result(TOLD).ok
+    assert not Result(REPORTED).ok
     assert not Result(SPEED, [Ratio(4, 1)], error="it broke").ok
 
 
-def test_a_figure_without_a_bar_is_told_and_not_judged() -> None:
-    result = Result(TOLD, [Beside(7.0, 9.0)])
+def test_a_figure_without_a_bar_is_reported_and_not_judged() -> None:
+    result = Result(REPORTED, [Beside(7.0, 9.0)])
     assert result.ok
-    assert "told" in line(result)
+    assert "info" in line(result)
     assert summary([result, Result(FAILED, [2])]) == "0 of 1 bars hold; missed: failed."

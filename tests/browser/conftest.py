@@ -108,7 +108,7 @@ def chromium() -> Iterator[BrowserThread]:
 def browse(
     chromium: BrowserThread, transactional_db: None, live_server: LiveServer, settings: Any
 ) -> Callable[..., Any]:
-    """Carries a scenario out on the live site as a superuser, or as somebody who has just the ``permissions``
+    """Carries a scenario out on the live site as a superuser, or as a user who has just the ``permissions``
     (``app.codename``): ``browse(lambda page: ..., color_scheme="dark")``."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.strict_content_security_policy"]
 

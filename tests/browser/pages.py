@@ -53,11 +53,11 @@ def addresses() -> list[str]:
     messages = PoisonMessage.objects
     long, odd = messages.get(consumer=LONG_NAME), messages.filter(body=None)
     found += [f"{poison}{long.pk}/{page}/" for page in ("change", "edit", "history", "delete")]
-    some = (*odd, *messages.exclude(status=Status.UNRESOLVED), messages.get(headers__contains="aes256gcm"))
-    found += [f"{poison}{one.pk}/change/" for one in (*some, messages.exclude(edit_of=None).get())]
+    part = (*odd, *messages.exclude(status=Status.UNRESOLVED), messages.get(headers__contains="aes256gcm"))
+    found += [f"{poison}{item.pk}/change/" for item in (*part, messages.exclude(edit_of=None).get())]
     found += [f"{poison}{messages.get(status=Status.EDITED).pk}/history/", f"{poison}{odd.get().pk}/edit/"]
-    declared = [f"{list_of(DeclaredQueue)}{quote(f'default:{one.pk}')}" for one in DeclaredQueue.objects.all()]
-    found += [list_of(DeclaredQueue), *(f"{one}/change/" for one in declared), f"{declared[0]}/history/"]
+    declared = [f"{list_of(DeclaredQueue)}{quote(f'default:{item.pk}')}" for item in DeclaredQueue.objects.all()]
+    found += [list_of(DeclaredQueue), *(f"{item}/change/" for item in declared), f"{declared[0]}/history/"]
     found += ["/admin/queueapp/alert/", SUBJECTS, list_of(Subscription)]
     held, waiting = Leased.objects.filter(lease_token__isnull=False).earliest("pk"), Leased.objects.latest("pk")
     found += [f"{list_of(Leased)}{held.pk}/change/", f"{list_of(Leased)}{waiting.pk}/delete/"]
@@ -94,7 +94,7 @@ def asked_of_queues(page: Page) -> Iterator[str]:
         page.goto(OVERVIEW)
         page.get_by_role("button", name=label, exact=True).click()
         yield f"ask-queue-{verb}"
-    for subject, name in (("nobody", "unknown"), (SUBJECT, "known")):
+    for subject, name in (("no-such-subject", "unknown"), (SUBJECT, "known")):
         page.goto(SUBJECTS)
         page.get_by_label("Subject").fill(subject)
         page.get_by_role("button", name="Look for its keys").click()
@@ -136,10 +136,10 @@ def refused(page: Page, editable: int) -> Iterator[str]:
     ask(page, Subscription, "move_copies")
     page.get_by_label("Consumer of the same queue").fill(LONG_NAME)
     page.get_by_role("button", name="Move copies").click()
-    yield "told-moved"
+    yield "notice-moved"
     ask(page, PoisonMessage, "requeue")
     page.get_by_role("button", name="Requeue").click()
-    yield "told-requeued"
+    yield "notice-requeued"
     ask(page, Leased, "delete_selected")
     page.get_by_role("button", name="Delete").click()
-    yield "told-deleted"
+    yield "notice-deleted"

@@ -162,7 +162,7 @@ def edited() -> None:
 
 
 def consumers() -> None:
-    """One that a live worker serves, one that nobody serves while copies wait for it, and one of a queue that is no
+    """One with a live worker, one without a worker while copies wait for it, and one of a queue that is no
     more."""
     label, kind = Addressed._meta.label, f"tests.{LONG_NAME}"
     Subscriber.objects.create(

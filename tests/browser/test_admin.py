@@ -49,7 +49,7 @@ def test_a_whole_poison_group_is_requeued_with_select_all(browse: Browse) -> Non
     assert LogEntry.objects.get().object_repr == "130 messages"
 
 
-def test_the_overview_tells_trouble_and_what_nobody_takes(browse: Browse, populated: None) -> None:
+def test_overview_shows_open_breakers_and_unroutable_messages(browse: Browse, populated: None) -> None:
     trouble = [
         {"name": "Renewal of leases of testapp.Leased", "state": "failing", "error": f"OperationalError: {HOSTILE}"}
     ]

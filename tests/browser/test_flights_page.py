@@ -37,13 +37,13 @@ def test_open_page_follows_imports_of_another_one_without_a_reload(browse: Calla
         shown(page, "handled", "0")
         expect(page.get_by_text("No flight was counted yet.").first).to_be_visible()
         page.evaluate("window.sameDocument = true")
-        desk = page.context.new_page()
-        desk.goto("/")
+        operator_page = page.context.new_page()
+        operator_page.goto("/")
         for outcome in ("arrived", "cancelled", "broken"):
-            desk.get_by_label("Carrier", exact=True).select_option("DL")
-            desk.get_by_label("Outcome").select_option(outcome)
-            desk.get_by_role("button", name="Import").click()
-            expect(desk.get_by_text("was saved and its message sent")).to_be_visible()
+            operator_page.get_by_label("Carrier", exact=True).select_option("DL")
+            operator_page.get_by_label("Outcome").select_option(outcome)
+            operator_page.get_by_role("button", name="Import").click()
+            expect(operator_page.get_by_text("was saved and its message sent")).to_be_visible()
         shown(page, "handled", "2")
         shown(page, "delayed", "1")
         shown(page, "poison", "1")
@@ -55,7 +55,7 @@ def test_open_page_follows_imports_of_another_one_without_a_reload(browse: Calla
     assert Import.objects.count() == 3
 
 
-def test_mistake_in_the_form_is_said_at_its_field(browse: Callable[..., Any]) -> None:
+def test_mistake_in_the_form_is_reported_at_its_field(browse: Callable[..., Any]) -> None:
     def mistake(page: Page) -> None:
         # 422 is the right answer and an error in the console; the form is sent as a script would, and shown.
         page.goto("/")
@@ -71,7 +71,7 @@ def test_mistake_in_the_form_is_said_at_its_field(browse: Callable[..., Any]) ->
     assert not Import.objects.exists()
 
 
-def test_page_says_when_the_site_does_not_answer_and_goes_on(browse: Callable[..., Any]) -> None:
+def test_page_states_when_the_site_does_not_answer_and_goes_on(browse: Callable[..., Any]) -> None:
     def interrupted(page: Page) -> None:
         page.goto("/")
         expect(page.get_by_text(LIVE)).to_be_visible()

@@ -94,7 +94,7 @@ def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch)
     guarded = BaseDatabaseWrapper.ensure_connection
 
     def ensure(connection: BaseDatabaseWrapper) -> None:
-        # Django's tests refuse databases that they were not told of before they get as far as to call.
+        # Django's tests refuse undeclared databases before they get as far as to call.
         if connection.alias != AWAY:
             guarded(connection)
         elif connection.connection is None:
@@ -103,8 +103,8 @@ def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(BaseDatabaseWrapper, "ensure_connection", ensure)
     settings.DATABASE_ROUTERS = [Routes()]
-    nobody = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
-    with known_as(AWAY, **nobody):
+    unreachable = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
+    with known_as(AWAY, **unreachable):
         yield AWAY
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_cut_or_overlaps_where_something_is_refused(browse: Browse, p
 def test_nothing_is_cut_or_overlaps_where_there_is_nothing(browse: Browse) -> None:
     lists = sorted({pages.list_of(model) for model, page in admin.site._registry.items() if not _is_djangos(page)})
     # Of the queues one: they are alike.
-    lists = [one for one in lists if not one.startswith("/admin/testapp/") or one == pages.list_of(Leased)]
+    lists = [item for item in lists if not item.startswith("/admin/testapp/") or item == pages.list_of(Leased)]
     assert len(lists) > 12
     assert browse(lambda page: wrong_with(page, (f"empty-{name}" for name in pages.opened(page, lists)))) == {}
 
@@ -192,10 +192,10 @@ def test_nothing_is_cut_or_overlaps_when_something_cannot_be_read(browse: Browse
 
 def test_nothing_is_cut_or_overlaps_for_who_may_only_look(browse: Browse, addresses: list[str]) -> None:
     may = [f"queueapp.view_{model}" for model in ("queuecontrol", "poisonmessage", "delayedmessage", "journalentry")]
-    poison_page = next(one for one in addresses if re.search(r"poisonmessage/\d+/change/", one))
-    journal_page = next(one for one in addresses if re.search(r"journalentry/\d+/change/", one))
-    aside_page = next(one for one in addresses if re.search(r"pendingmove/\d+/change/", one))
-    hidden_body = next(one for one in addresses if re.search(r"delayedmessage/\d+/change/", one))
+    poison_page = next(address for address in addresses if re.search(r"poisonmessage/\d+/change/", address))
+    journal_page = next(address for address in addresses if re.search(r"journalentry/\d+/change/", address))
+    aside_page = next(address for address in addresses if re.search(r"pendingmove/\d+/change/", address))
+    hidden_body = next(address for address in addresses if re.search(r"delayedmessage/\d+/change/", address))
     seen = ["/admin/", pages.OVERVIEW, pages.list_of(Leased), poison_page, journal_page, aside_page, hidden_body]
 
     def look(page: Page) -> dict[str, list[str]]:
@@ -213,8 +213,8 @@ def test_every_page_that_can_be_opened_is_looked_at(addresses: list[str]) -> Non
         )
         return type(page), name.rpartition("_")[2]
 
-    of_models = [one for one in addresses if one.count("/") > 3]
-    looked_at = {kind(one) for one in of_models}
+    of_models = [address for address in addresses if address.count("/") > 3]
+    looked_at = {kind(of_model) for of_model in of_models}
     keys = {}
     for address in of_models:
         key = re.search(r"/([^/]+)/(change|history)/$", address)
@@ -226,7 +226,7 @@ def test_every_page_that_can_be_opened_is_looked_at(addresses: list[str]) -> Non
         if _is_djangos(page) or (type(page) is QueueAdmin and model is not Leased):
             continue
         base, key = keys.get(type(page), (pages.list_of(model).rstrip("/"), str(model._base_manager.first().pk)))
-        names = {str(one.name).rpartition("_")[2] for one in page.get_urls() if one.name}
+        names = {str(url.name).rpartition("_")[2] for url in page.get_urls() if url.name}
         for name in names - {"changelist"}:
             address = f"{base}/add/" if name == "add" else f"{base}/{key}/{name}/"
             response = client.get(address)
@@ -301,7 +301,7 @@ def test_each_figure_of_a_list_has_its_name_on_a_telephone(browse: Browse, popul
 
 
 @pytest.mark.parametrize(("width", "least"), [(TELEPHONE, 250), (DESKTOP, 165)])
-def test_what_an_alert_says_has_room(browse: Browse, populated: None, width: int, least: int) -> None:
+def test_what_an_alert_states_has_room(browse: Browse, populated: None, width: int, least: int) -> None:
     for row in cells(browse, "/admin/queueapp/alert/", width):
         assert row["cells"]["field-alert_text"]["width"] > least
 

@@ -17,16 +17,16 @@ class Gate:
         self.inside = 0
         #: How many have come out.
         self.passed = 0
-        #: How many were inside when somebody came in, at most, since ``mark``.
-        self.most = 0
+        #: How many were inside when a handler came in, at most, since ``mark``.
+        self.max_inside = 0
 
     def enter(self, *_: Any) -> None:
         with self._lock:
             self.inside += 1
-            self.most = max(self.most, self.inside)
+            self.max_inside = max(self.max_inside, self.inside)
         try:
             if not self._permits.acquire(timeout=DEADLINE):
-                raise AssertionError("nobody opened the gate")
+                raise AssertionError("the gate was not opened")
         finally:
             with self._lock:
                 self.inside -= 1
@@ -34,7 +34,7 @@ class Gate:
 
     def mark(self) -> None:
         with self._lock:
-            self.most = 0
+            self.max_inside = 0
 
     def let(self, count: int) -> None:
         """Let this many out, now or as they come."""

@@ -27,7 +27,7 @@ def hooks(endpoint: Endpoint, ran: list[str], name: str) -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> int:
-    return len([one for one in caplog.get_records("call") if "after the commit" in one.getMessage()])
+    return len([record for record in caplog.get_records("call") if "after the commit" in record.getMessage()])
 
 
 @modes("S")
@@ -53,12 +53,12 @@ def test_when_a_hook_raises_after_the_commit_should_run_the_others_and_log_it(
 
 
 @modes("NRS")
-@pytest.mark.parametrize("verdict", [Poison("seen"), Discard(), RetryNow()], ids=lambda one: type(one).__name__)
-def test_when_a_hook_of_a_policy_raises_should_carry_out_its_verdict_and_tell(
+@pytest.mark.parametrize("verdict", [Poison("seen"), Discard(), RetryNow()], ids=lambda item: type(item).__name__)
+def test_when_a_hook_of_a_policy_raises_should_carry_out_its_verdict_and_log_it(
     endpoint: Endpoint, verdict: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran: list[str] = []
-    told: list[str] = []
+    reported: list[str] = []
 
     def act(message: Note, context: Context) -> None:
         if context.attempt == 1:
@@ -70,20 +70,20 @@ def test_when_a_hook_of_a_policy_raises_should_carry_out_its_verdict_and_tell(
 
     receivers: list[tuple[Any, Callable[..., None]]] = []
     for signal in (signals.poisoned, signals.discarded, signals.retry):
-        receivers.append((signal, lambda sender, verdict, **kwargs: told.append(type(verdict).__name__)))
+        receivers.append((signal, lambda sender, verdict, **kwargs: reported.append(type(verdict).__name__)))
         signal.connect(receivers[-1][1], sender=endpoint.queue)
     endpoint.handle(act, policy=policy)
     endpoint.send(1)
     worker = endpoint.start()
 
     endpoint.wait_until_empty()
-    eventually(lambda: told)
+    eventually(lambda: reported)
     for signal, receiver in receivers:
         signal.disconnect(receiver, sender=endpoint.queue)
 
     assert ran == ["policy 1", "policy 2", "policy 3"]
     at_most_once = endpoint.queue.__name__ == "AtMostOnce"
-    assert told == ["Poison" if at_most_once and isinstance(verdict, RetryNow) else type(verdict).__name__]
+    assert reported == ["Poison" if at_most_once and isinstance(verdict, RetryNow) else type(verdict).__name__]
     assert logged(caplog) == 1
     assert worker.running
 

@@ -57,12 +57,12 @@ def test_when_a_give_back_did_not_arrive_should_handle_what_has_one_attempt(endp
     endpoint.start()
     endpoint.wait_until_empty()
 
-    assert sorted(endpoint.calls) == [(number, 2) for number in range(5)], "told that it may have begun before"
+    assert sorted(endpoint.calls) == [(number, 2) for number in range(5)], "the attempt counts a possible earlier start"
     assert not endpoint.poison.exists()
 
 
 @modes("R")
-def test_when_leases_lapse_between_attempts_should_have_all_attempts_all_the_same(endpoint: Endpoint) -> None:
+def test_when_leases_expire_between_attempts_should_have_all_attempts(endpoint: Endpoint) -> None:
     endpoint.handle(fail, attempts=3, retry_delay=1000)
     endpoint.send(1)
     for attempt in (1, 2, 3):
@@ -77,13 +77,13 @@ def test_when_leases_lapse_between_attempts_should_have_all_attempts_all_the_sam
 
     assert len(endpoint.calls) == 3
     poisoned = endpoint.poison.get()
-    assert [one["attempt"] for one in read_failures(poisoned.failures)] == [1, 2, 3]
+    assert [failure["attempt"] for failure in read_failures(poisoned.failures)] == [1, 2, 3]
     assert (poisoned.attempts, poisoned.deliveries) == (3, 5)
 
 
 @modes("R")
 @pytest.mark.parametrize(("attempts", "unended"), [(1, 3), (2, 4), (4, 6)])
-def test_when_nobody_ever_ends_a_message_should_be_poison_without_another_start(
+def test_when_a_message_is_never_acknowledged_should_be_poison_without_another_start(
     endpoint: Endpoint, attempts: int, unended: int
 ) -> None:
     endpoint.handle(attempts=attempts)

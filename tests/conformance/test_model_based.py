@@ -1,6 +1,6 @@
 """Random histories of one queue, compared step by step with a model of it that fits on a page.
 
-Three receivers send, receive, ack, cancel, extend, expire, crash and come back, while leases lapse and messages expire
+Three receivers send, receive, ack, cancel, extend, expire, crash and come back, while leases and messages expire
 (the test moves their times in the database, not a clock). After every step the table says what the model says.
 """
 
@@ -66,15 +66,15 @@ class Row:
     priority: int = 0
     deliveries: int = 0
     cancels: int = 0
-    #: The batch that holds the lease, whether or not it has lapsed.
+    #: The batch that holds the lease, whether or not it has lease_expired.
     held_by: object = None
-    lapsed: bool = True
+    lease_expired: bool = True
     expired: bool = False
     is_barrier: bool = False
 
     @property
     def available(self) -> bool:
-        return self.lapsed and not self.expired
+        return self.lease_expired and not self.expired
 
 
 @dataclass
@@ -87,16 +87,16 @@ class Model:
         found = sorted((row for row in self.rows if row.available), key=lambda row: -row.priority)[:limit]
         for row in found:
             row.deliveries += 1
-            row.held_by, row.lapsed = batch, False
+            row.held_by, row.lease_expired = batch, False
         return found
 
     def release(self, row: Row) -> None:
-        row.held_by, row.lapsed = None, True
+        row.held_by, row.lease_expired = None, True
 
 
 @dataclass(eq=False)
 class Taken:
-    """A message in somebody's hand, and its row in the model."""
+    """A message in flight, and its row in the model."""
 
     message: Any
     row: Row
@@ -113,7 +113,7 @@ class LeasedQueue(RuleBasedStateMachine):
 
     queue: Any = Leased
     priorities = 1
-    #: Whether a lease that has lapsed, and that nobody took, can be lengthened.
+    #: Whether an expired lease that was not taken over can be lengthened.
     revives = True
     taken = Bundle("taken")
 
@@ -160,40 +160,40 @@ class LeasedQueue(RuleBasedStateMachine):
         assert [message.deliveries for message in messages] == [row.deliveries for row in rows]
         return multiple(*(Taken(message, row, batch) for message, row in zip(messages, rows, strict=True)))
 
-    @rule(one=consumes(taken))
-    def ack(self, one: Taken) -> None:
-        self._end(one, "ack")
+    @rule(taken=consumes(taken))
+    def ack(self, taken: Taken) -> None:
+        self._end(taken, "ack")
 
-    @rule(one=consumes(taken))
-    def expire(self, one: Taken) -> None:
-        self._end(one, "expire")
+    @rule(taken=consumes(taken))
+    def expire(self, taken: Taken) -> None:
+        self._end(taken, "expire")
 
-    @rule(one=consumes(taken))
-    def cancel(self, one: Taken) -> None:
-        self._end(one, "cancel")
+    @rule(taken=consumes(taken))
+    def cancel(self, taken: Taken) -> None:
+        self._end(taken, "cancel")
 
-    def _end(self, one: Taken, how: str) -> None:
-        if not one.owned:
+    def _end(self, taken: Taken, how: str) -> None:
+        if not taken.owned:
             with pytest.raises(LeaseLost):
-                getattr(one.message, how)()
+                getattr(taken.message, how)()
             return
-        getattr(one.message, how)()
-        self.model.release(one.row)
+        getattr(taken.message, how)()
+        self.model.release(taken.row)
         if how == "cancel":
-            one.row.cancels += 1
+            taken.row.cancels += 1
         else:
-            self.model.rows.remove(one.row)
+            self.model.rows.remove(taken.row)
 
-    @rule(one=taken)
-    def extend(self, one: Taken) -> None:
-        if one.message._state:
+    @rule(taken=taken)
+    def extend(self, taken: Taken) -> None:
+        if taken.message._state:
             return
-        if not one.owned or (one.row.lapsed and not self.revives):
+        if not taken.owned or (taken.row.lease_expired and not self.revives):
             with pytest.raises(LeaseLost):
-                one.message.extend(HOUR)
+                taken.message.extend(HOUR)
             return
-        one.message.extend(HOUR)
-        one.row.lapsed = False
+        taken.message.extend(HOUR)
+        taken.row.lease_expired = False
 
     @rule(data=st.data())
     def leave_a_block(self, data: st.DataObject) -> None:
@@ -209,18 +209,18 @@ class LeasedQueue(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        """The receiver is gone without a word: its leases stay until they lapse."""
+        """The receiver is gone without deregistering: its leases stay until they expire."""
         if self.batches:
             self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))
 
     # -- what time does -----------------------------------------------------------------------------------------------
 
     @rule(data=st.data())
-    def leases_lapse(self, data: st.DataObject) -> None:
-        held = [row for row in self.model.rows if not row.lapsed]
+    def leases_expire(self, data: st.DataObject) -> None:
+        held = [row for row in self.model.rows if not row.lease_expired]
         for row in data.draw(st.lists(st.sampled_from(held), unique_by=id)) if held else []:
             self._where(row).update(lease_expires=Now() + AGO)
-            row.lapsed = True
+            row.lease_expired = True
 
     @rule(data=st.data())
     def messages_expire(self, data: st.DataObject) -> None:
@@ -231,7 +231,7 @@ class LeasedQueue(RuleBasedStateMachine):
 
     @rule()
     def expired_messages_are_purged(self) -> None:
-        gone = [row for row in self.model.rows if row.expired and row.lapsed]
+        gone = [row for row in self.model.rows if row.expired and row.lease_expired]
         assert purge_expired(self.queue, "default") == len(gone)
         for row in gone:
             self.model.rows.remove(row)
@@ -279,13 +279,13 @@ class CappedQueue(LeasedQueue):
     def begin(self) -> None:
         super().begin()
         control.set_option(Capped, "max_backlog", None)
-        self.model = CappedModel(most=5)
+        self.model = CappedModel(max_backlog=5)
 
-    @rule(most=st.one_of(st.none(), st.integers(1, 9)))
-    def set_max_backlog(self, most: int | None) -> None:
-        control.set_option(Capped, "max_backlog", most)
+    @rule(limit=st.one_of(st.none(), st.integers(1, 9)))
+    def set_max_backlog(self, limit: int | None) -> None:
+        control.set_option(Capped, "max_backlog", limit)
         assert isinstance(self.model, CappedModel)
-        self.model.most = 5 if most is None else most
+        self.model.max_backlog = 5 if limit is None else limit
 
     @rule(data=st.data())
     def its_subscriber_is_dead(self, data: st.DataObject) -> None:
@@ -306,16 +306,18 @@ class CappedQueue(LeasedQueue):
     def a_process_that_has_just_begun_knows_what_is_out(self) -> None:
         if hasattr(self, "model"):
             connection = connections["default"]
-            out = sum(one.messages for one in queue_sql(Capped, connection).limits.leases(connection))
-            assert out == sum(not row.lapsed for row in self.model.rows)
+            out = sum(lease.messages for lease in queue_sql(Capped, connection).limits.leases(connection))
+            assert out == sum(not row.lease_expired for row in self.model.rows)
 
 
 @dataclass
 class CappedModel(Model):
-    most: int = 0
+    max_backlog: int = 0
 
     def claim(self, limit: int, batch: object) -> list[Row]:
-        return super().claim(min(limit, max(0, self.most - sum(not row.lapsed for row in self.rows))), batch)
+        return super().claim(
+            min(limit, max(0, self.max_backlog - sum(not row.lease_expired for row in self.rows))), batch
+        )
 
 
 @dataclass
@@ -343,10 +345,10 @@ class FencedModel(Model):
 class CappedEachModel(Model):
     """So many to one receiver at a time, however many it asks for."""
 
-    each: int = 0
+    max_per_subscription: int = 0
 
     def claim(self, limit: int, batch: object) -> list[Row]:
-        return super().claim(min(limit, self.each), batch)
+        return super().claim(min(limit, self.max_per_subscription), batch)
 
 
 class CappedEachQueue(LeasedQueue):
@@ -357,7 +359,7 @@ class CappedEachQueue(LeasedQueue):
     @initialize()
     def begin(self) -> None:
         super().begin()
-        self.model = CappedEachModel(each=4)
+        self.model = CappedEachModel(max_per_subscription=4)
 
 
 class FencedQueue(LeasedQueue):
@@ -409,7 +411,7 @@ class SentQueue(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         empty(self.queue)
-        self.model: Model = CappedModel(most=3)
+        self.model: Model = CappedModel(max_backlog=3)
         self.numbers = itertools.count()
         self.batches: list[Any] = []
 
@@ -436,12 +438,12 @@ class SentQueue(RuleBasedStateMachine):
         assert [message.body["number"] for message in messages] == [row.number for row in rows]
         return multiple(*(Taken(message, row, batch) for message, row in zip(messages, rows, strict=True)))
 
-    @rule(one=consumes(held), how=st.sampled_from(["ack", "cancel", "expire"]))
-    def end(self, one: Taken, how: str) -> None:
+    @rule(taken=consumes(held), how=st.sampled_from(["ack", "cancel", "expire"]))
+    def end(self, taken: Taken, how: str) -> None:
         """A cancel gives nothing back here: it frees the place, as the others."""
-        if one.row in self.model.rows:
-            getattr(one.message, how)()
-            self.model.rows.remove(one.row)
+        if taken.row in self.model.rows:
+            getattr(taken.message, how)()
+            self.model.rows.remove(taken.row)
 
     @rule(data=st.data())
     def leave_a_block(self, data: st.DataObject) -> None:
@@ -521,8 +523,8 @@ class SharedOutQueue(RuleBasedStateMachine):
         if not self.shared[place]:
             free = sum(backlog - self.out(n) for n, backlog in enumerate(self.backlogs))
             if free and len(self.waiting) >= free:  # more than there is room for: each takes its own
-                mine = min(limit, self.backlogs[place] - self.out(place))
-                taken, self.waiting = self.waiting[:mine], self.waiting[mine:]
+                first = min(limit, self.backlogs[place] - self.out(place))
+                taken, self.waiting = self.waiting[:first], self.waiting[first:]
                 assert [row[SEQ] for row in rows] == taken
                 self.held[place] += [(token, seq) for seq in taken]
                 return
@@ -554,12 +556,12 @@ class SharedOutQueue(RuleBasedStateMachine):
         del self.held[place][:count]
 
     @invariant()
-    def nobody_has_more_than_there_is_room_for(self) -> None:
+    def in_flight_is_within_limits(self) -> None:
         if hasattr(self, "waiting"):
             connection = connections["default"]
             out = Counter[uuid.UUID]()
-            for one in queue_sql(self.queue, connection).limits.leases(connection):
-                out[one.owner] += one.messages
+            for lease in queue_sql(self.queue, connection).limits.leases(connection):
+                out[lease.owner] += lease.messages
             assert [out[key] for key in self.ids] == [self.out(place) for place in range(3)]
 
 
@@ -579,11 +581,11 @@ class TransactionalQueue(RuleBasedStateMachine):
         empty(self.queue)
         self.model = Model()
         self.numbers = itertools.count()
-        self.other = connections["default"].copy()
+        self.admin_session = connections["default"].copy()
 
     def teardown(self) -> None:
         if hasattr(self, "other"):
-            self.other.close()
+            self.admin_session.close()
 
     @rule(count=st.integers(1, 20))
     def send(self, count: int) -> None:
@@ -628,7 +630,7 @@ class TransactionalQueue(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 12), endings=st.lists(st.sampled_from(["ack", "cancel", "send"])))
     def receive_and_lose_the_connection(self, limit: int, endings: list[str]) -> None:
         def cut() -> Exception:
-            kill(self.other, session_of(connections["default"]))
+            kill(self.admin_session, session_of(connections["default"]))
             return LookupError()
 
         with pytest.raises(LookupError):
@@ -668,7 +670,7 @@ class CappedTransactionalQueue(TransactionalQueue):
     @initialize()
     def begin(self) -> None:
         super().begin()
-        self.model = CappedEachModel(each=3)
+        self.model = CappedEachModel(max_per_subscription=3)
 
     @rule(outer=st.integers(1, 5), inner=st.integers(1, 5), fails=st.booleans())
     def receive_in_a_block(self, outer: int, inner: int, fails: bool) -> None:

@@ -69,7 +69,7 @@ def test_origin_defect_01_a_slow_message_holds_the_whole_batch(endpoint: Endpoin
         eventually(lambda: {row.body for row in endpoint.rows.all()} <= {msgspec.json.encode(Note(endpoint.tag, 0))})
         if endpoint.queue is Leased:
             with transaction.atomic(using=endpoint.alias):
-                assert endpoint.rows.select_for_update(nowait=True).get(), "nobody's transaction holds it"
+                assert endpoint.rows.select_for_update(nowait=True).get(), "no transaction locks it"
     finally:
         gate.let(1)
     endpoint.wait_until_empty()
@@ -100,8 +100,8 @@ def test_origin_defect_02_effect_and_ack_are_two_transactions(endpoint: Endpoint
 def test_origin_defect_03_a_message_that_kills_its_process_is_tried_for_ever(
     queue: Any, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Here each death is an attempt, and the last one makes it poison; nobody else is to blame for it."""
-    queue.send(Ping("killer", die=True))
+    """Here each death is an attempt, and the last one makes it poison; no other message is counted."""
+    queue.send(Ping("pill", die=True))
     queue.send(Ping("victim"))
     command = ["manage.py", "runqueueworker", queue._meta.label, "--processes", "1"]
     tree = Tree(command, child_environment, tmp_path / "tree.log")
@@ -112,15 +112,15 @@ def test_origin_defect_03_a_message_that_kills_its_process_is_tried_for_ever(
 
     found = PoisonMessage.objects.get()
     assert found.attempts == 3
-    assert b"killer" in bytes(found.body)
-    # What was handled and not yet acked when the process died comes again where that is the contract; nobody else is
-    # poison.
+    assert b"pill" in bytes(found.body)
+    # What was handled and not yet acked when the process died comes again where that is the contract; no other message
+    # is poison.
     assert set(Effect.objects.values_list("name", flat=True)) == {"victim"}
 
 
 @modes("RS")
 def test_origin_defect_04_one_failure_undoes_what_became_of_its_whole_batch(endpoint: Endpoint) -> None:
-    """Here an error that can hardly be written down costs nobody else a second run."""
+    """Here an error that can hardly be written down costs no other message a second run."""
 
     class Unspeakable(Exception):
         def __str__(self) -> str:
@@ -202,8 +202,8 @@ def test_origin_defect_08_a_delay_is_taken_for_a_point_in_time(endpoint: Endpoin
     endpoint.send(delay=timedelta(seconds=60))
 
     (due,) = endpoint.delayed.values_list("due", flat=True)
-    left = due - backend_of(connections[endpoint.alias]).now(connections[endpoint.alias])
-    assert timedelta(seconds=30) < left <= timedelta(seconds=60)
+    remaining = due - backend_of(connections[endpoint.alias]).now(connections[endpoint.alias])
+    assert timedelta(seconds=30) < remaining <= timedelta(seconds=60)
     assert delayed.dispatch_due(endpoint.alias, 10).moved == 0
 
 
@@ -297,8 +297,8 @@ def test_origin_defect_11_one_bad_schedule_stops_all_behind_it(calls: Any, work:
 
 @real_commits
 def test_origin_defect_12_what_was_missed_is_collapsed_to_one(calls: Any, work: Any) -> None:
-    """There are no schedules here. Of delayed messages: however long nobody looked, each is delivered, in the order in
-    which they were due. Sent again at each start, each is a message of its own; an id of its own makes none of them
+    """There are no schedules here. Of delayed messages: however long no dispatcher ran, each is delivered, in the order
+    in which they were due. Sent again at each start, each is a message of its own; an id of its own makes none of them
     one."""
     for number in (3, 1, 2):
         Leased.send(Note("", number), delay=timedelta(hours=number), message_id=uuid.UUID(int=7))
@@ -331,7 +331,7 @@ def test_origin_defect_13_nor_has_a_list_for_many_consumers(calls: Any) -> None:
 
 
 @real_commits
-def test_origin_defect_14_the_type_of_an_exception_is_not_told_and_a_delay_breaks_the_trace(
+def test_origin_defect_14_the_type_of_an_exception_is_not_reported_and_a_delay_breaks_the_trace(
     calls: Any, work: Any
 ) -> None:
     def fail(message: Note) -> None:

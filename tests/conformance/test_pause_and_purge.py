@@ -87,7 +87,7 @@ def test_when_queue_is_purged_should_leave_what_a_receiver_holds(endpoint: Endpo
 
 
 @modes("NRS")
-def test_when_queue_is_paused_twice_should_say_that_it_was_paused_already(endpoint: Endpoint) -> None:
+def test_when_queue_is_paused_twice_should_state_that_it_was_paused_already(endpoint: Endpoint) -> None:
     assert control.pause(endpoint.queue, using=endpoint.alias) is True
     assert control.pause(endpoint.queue, using=endpoint.alias) is False
     assert QueueControl.objects.using(endpoint.alias).get().paused

@@ -119,7 +119,7 @@ def test_reader_reads_what_was_sent(
     assert reader(queue, queue.objects.get(), queue_kit, monkeypatch) == BODY
 
 
-@pytest.mark.parametrize("reader", [one for one in READERS if one not in (by_journal, by_task_result)])
+@pytest.mark.parametrize("reader", [column for column in READERS if column not in (by_journal, by_task_result)])
 def test_message_that_names_no_content_type_is_read_as_its_queue_says(
     queue_kit: Kit, monkeypatch: pytest.MonkeyPatch, reader: Callable[..., Any]
 ) -> None:

@@ -21,7 +21,7 @@ def spin() -> None:
     deadline = monotonic() + DEADLINE
     while monotonic() < deadline:
         pass
-    raise AssertionError("nobody interrupted the handler")
+    raise AssertionError("the handler was not interrupted")
 
 
 @modes("NRS")
@@ -201,8 +201,8 @@ def test_when_stopping_with_a_batch_in_hand_should_give_back_what_was_not_starte
     worker.stop()
 
     assert endpoint.numbers == list(range(61))
-    left = endpoint.rows.values_list("deliveries", "lease_token")
-    assert list(left) == [(0, None)] * 139
+    remaining = endpoint.rows.values_list("deliveries", "lease_token")
+    assert list(remaining) == [(0, None)] * 139
 
 
 @modes("NRS")

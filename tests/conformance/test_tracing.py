@@ -1,4 +1,4 @@
-"""One trace from whoever sends through every handler, in each semantics, with the real SDK."""
+"""One trace from the sender through every handler, in each semantics, with the real SDK."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ AT_ONCE = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
 
 
 @pytest.fixture
-def told(endpoint: Endpoint) -> Iterator[Telemetry]:
-    with telemetry(**AT_ONCE) as one:
-        yield one
+def recorded(endpoint: Endpoint) -> Iterator[Telemetry]:
+    with telemetry(**AT_ONCE) as item:
+        yield item
 
 
 class Broken(Exception):
@@ -42,25 +42,25 @@ def label(endpoint: Endpoint) -> str:
 
 
 @modes("NRS")
-def test_a_trace_goes_from_the_view_through_one_handler_to_the_next(endpoint: Endpoint, told: Telemetry) -> None:
+def test_a_trace_goes_from_the_view_through_one_handler_to_the_next(endpoint: Endpoint, recorded: Telemetry) -> None:
     def act(message: Note, context: Context) -> None:
         if message.number == 0:
             endpoint.send(1)
 
     endpoint.handle(act)
-    with told.tracer.start_as_current_span("GET /order") as view:
+    with recorded.tracer.start_as_current_span("GET /order") as view:
         identity = endpoint.send(0)
     endpoint.start()
     eventually(lambda: endpoint.numbers == [0, 1] and endpoint.is_empty())
-    processed = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == 2 else None)
+    processed = eventually(lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == 2 else None)
 
-    first_send, second_send = told.named(f"send {label(endpoint)}")
+    first_send, second_send = recorded.named(f"send {label(endpoint)}")
     first, second = processed
     assert is_child_of(first_send, view)  # type: ignore[arg-type]
     assert is_child_of(first, first_send)
     assert is_child_of(second_send, first)
     assert is_child_of(second, second_send)
-    assert [one.kind for one in (first_send, first)] == [SpanKind.PRODUCER, SpanKind.CONSUMER]
+    assert [item.kind for item in (first_send, first)] == [SpanKind.PRODUCER, SpanKind.CONSUMER]
     assert first.status.status_code is StatusCode.UNSET
     assert dict(first.attributes or {}) == {
         "messaging.system": "queueapp",
@@ -76,9 +76,7 @@ def test_a_trace_goes_from_the_view_through_one_handler_to_the_next(endpoint: En
 
 
 @modes("NRS")
-def test_a_claim_has_links_to_the_sends_and_an_ack_is_told_where_there_is_one(
-    endpoint: Endpoint, told: Telemetry
-) -> None:
+def test_a_claim_has_links_to_the_sends_and_an_ack_has_a_span(endpoint: Endpoint, recorded: Telemetry) -> None:
     endpoint.handle()
     for number in range(3):
         endpoint.send(number)
@@ -86,9 +84,9 @@ def test_a_claim_has_links_to_the_sends_and_an_ack_is_told_where_there_is_one(
     endpoint.start(concurrency=1)
     eventually(lambda: len(endpoint.calls) == 5 and endpoint.is_empty())
 
-    sends = told.named(f"send {label(endpoint)}")
-    assert [(one.attributes or {}).get("messaging.batch.message_count") for one in sends] == [None, None, None, 2]
-    claims = eventually(lambda: _enough(told.named(f"receive {label(endpoint)}"), 5))
+    sends = recorded.named(f"send {label(endpoint)}")
+    assert [(send.attributes or {}).get("messaging.batch.message_count") for send in sends] == [None, None, None, 2]
+    claims = eventually(lambda: _enough(recorded.named(f"receive {label(endpoint)}"), 5))
     assert all(claim.kind is SpanKind.CLIENT and claim.parent is None for claim in claims)
     linked = {link.context.span_id for claim in claims for link in claim.links}
     assert linked == {send.context.span_id for send in sends if send.context}
@@ -96,7 +94,7 @@ def test_a_claim_has_links_to_the_sends_and_an_ack_is_told_where_there_is_one(
 
     def acked() -> int:
         return sum(
-            (ack.attributes or {})["messaging.batch.message_count"] for ack in told.named(f"ack {label(endpoint)}")
+            (ack.attributes or {})["messaging.batch.message_count"] for ack in recorded.named(f"ack {label(endpoint)}")
         )  # type: ignore[misc]
 
     eventually(lambda: acked() >= expected)
@@ -104,11 +102,11 @@ def test_a_claim_has_links_to_the_sends_and_an_ack_is_told_where_there_is_one(
 
 
 def _enough(claims: Any, messages: int) -> Any:
-    return claims if sum(one.attributes["messaging.batch.message_count"] for one in claims) >= messages else None
+    return claims if sum(claim.attributes["messaging.batch.message_count"] for claim in claims) >= messages else None
 
 
 @modes("NRS")
-def test_sent_and_received_messages_and_durations_are_counted(endpoint: Endpoint, told: Telemetry) -> None:
+def test_sent_and_received_messages_and_durations_are_counted(endpoint: Endpoint, recorded: Telemetry) -> None:
     def act(message: Note, context: Context) -> None:
         if message.number == 1:
             raise Broken
@@ -119,16 +117,16 @@ def test_sent_and_received_messages_and_durations_are_counted(endpoint: Endpoint
     eventually(lambda: len(endpoint.calls) == 2 and endpoint.is_empty())
     common = {"messaging.destination.name": label(endpoint), "messaging.system": "queueapp"}
 
-    def key(**others: str) -> tuple[tuple[str, Any], ...]:
+    def key(**rest: str) -> tuple[tuple[str, Any], ...]:
         names = {"name": "messaging.operation.name", "type": "messaging.operation.type", "error": "error.type",
                  "consumer": "messaging.consumer.group.name"}  # fmt: skip
-        return tuple(sorted((common | {names[name]: value for name, value in others.items()}).items()))
+        return tuple(sorted((common | {names[name]: value for name, value in rest.items()}).items()))
 
     # AT_MOST_ONCE is empty before its handlers end.
-    processed = eventually(lambda: found if len(found := told.figures("messaging.process.duration")) == 2 else None)
-    assert told.figures("messaging.client.sent.messages") == {key(name="send"): 2}
-    assert told.figures("messaging.client.consumed.messages") == {key(name="receive"): 2}
-    operations = told.figures("messaging.client.operation.duration")
+    processed = eventually(lambda: found if len(found := recorded.figures("messaging.process.duration")) == 2 else None)
+    assert recorded.figures("messaging.client.sent.messages") == {key(name="send"): 2}
+    assert recorded.figures("messaging.client.consumed.messages") == {key(name="receive"): 2}
+    operations = recorded.figures("messaging.client.operation.duration")
     assert operations[key(name="send", type="send")] == 1
     assert operations[key(name="receive", type="receive")] >= 1
     broken = f"{__name__}.Broken"
@@ -139,7 +137,7 @@ def test_sent_and_received_messages_and_durations_are_counted(endpoint: Endpoint
 
 
 @modes("RS")
-def test_each_attempt_continues_the_trace_through_the_delayed_store(endpoint: Endpoint, told: Telemetry) -> None:
+def test_each_attempt_continues_the_trace_through_the_delayed_store(endpoint: Endpoint, recorded: Telemetry) -> None:
     def act(message: Note, context: Context) -> None:
         if context.attempt < 3:
             raise Broken("not yet")
@@ -148,19 +146,25 @@ def test_each_attempt_continues_the_trace_through_the_delayed_store(endpoint: En
     endpoint.send(7, delay=timedelta(milliseconds=1))
     endpoint.start(dispatcher=True)
     eventually(lambda: len(endpoint.calls) == 3 and endpoint.is_empty())
-    attempts = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == 3 else None)
+    attempts = eventually(lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == 3 else None)
 
-    (send,) = told.named(f"send {label(endpoint)}")
-    assert all(is_child_of(one, send) for one in attempts)
-    assert [one.attributes["queueapp.attempt"] for one in attempts] == [1, 2, 3]
-    assert [one.status.status_code for one in attempts] == [StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET]
-    verdicts = told.named(f"delay {label(endpoint)}")
+    (send,) = recorded.named(f"send {label(endpoint)}")
+    assert all(is_child_of(attempt, send) for attempt in attempts)
+    assert [attempt.attributes["queueapp.attempt"] for attempt in attempts] == [1, 2, 3]
+    assert [attempt.status.status_code for attempt in attempts] == [
+        StatusCode.ERROR,
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+    ]
+    verdicts = recorded.named(f"delay {label(endpoint)}")
     assert len(verdicts) == 2
-    assert all(is_child_of(one, send) for one in verdicts)
+    assert all(is_child_of(verdict, send) for verdict in verdicts)
 
 
 @modes("NRS")
-def test_an_error_has_its_own_type_in_the_span_and_not_that_of_a_variable(endpoint: Endpoint, told: Telemetry) -> None:
+def test_an_error_has_its_own_type_in_the_span_and_not_that_of_a_variable(
+    endpoint: Endpoint, recorded: Telemetry
+) -> None:
     def act(message: Note, context: Context) -> None:
         raise Broken("for good")
 
@@ -169,19 +173,21 @@ def test_an_error_has_its_own_type_in_the_span_and_not_that_of_a_variable(endpoi
     endpoint.start()
     eventually(endpoint.poison.exists)
 
-    (span,) = eventually(lambda: told.named(f"process {label(endpoint)}"))
+    (span,) = eventually(lambda: recorded.named(f"process {label(endpoint)}"))
     (event,) = span.events
     assert event.attributes["exception.type"] == f"{__name__}.Broken"
     assert event.attributes["exception.message"] == "for good"
     assert "in act" in event.attributes["exception.stacktrace"]
     assert span.attributes["error.type"] == f"{__name__}.Broken"
     assert span.status.description == "Broken: for good"
-    (verdict,) = eventually(lambda: told.named(f"poison {label(endpoint)}"))
+    (verdict,) = eventually(lambda: recorded.named(f"poison {label(endpoint)}"))
     assert verdict.attributes["error.type"] == f"{__name__}.Broken"
 
 
 @modes("RS")
-def test_a_message_that_no_handler_can_read_is_in_its_trace_all_the_same(endpoint: Endpoint, told: Telemetry) -> None:
+def test_a_message_that_no_handler_can_read_is_in_its_trace_all_the_same(
+    endpoint: Endpoint, recorded: Telemetry
+) -> None:
     endpoint.handle()
     body = b"{"
     endpoint.queue.send(
@@ -190,15 +196,15 @@ def test_a_message_that_no_handler_can_read_is_in_its_trace_all_the_same(endpoin
     endpoint.start()
     eventually(endpoint.poison.exists)
 
-    (send,) = told.named(f"send {label(endpoint)}")
-    (verdict,) = eventually(lambda: told.named(f"poison {label(endpoint)}"))
+    (send,) = recorded.named(f"send {label(endpoint)}")
+    (verdict,) = eventually(lambda: recorded.named(f"poison {label(endpoint)}"))
     assert is_child_of(verdict, send)
     assert verdict.attributes["error.type"] == f"{UndecodableMessage.__module__}.UndecodableMessage"
-    assert told.named(f"process {label(endpoint)}") == []
+    assert recorded.named(f"process {label(endpoint)}") == []
 
 
 @modes("RS")
-def test_what_comes_out_of_poison_goes_on_in_its_trace(endpoint: Endpoint, told: Telemetry) -> None:
+def test_what_comes_out_of_poison_goes_on_in_its_trace(endpoint: Endpoint, recorded: Telemetry) -> None:
     broken = [True]
 
     def act(message: Note, context: Context) -> None:
@@ -211,16 +217,16 @@ def test_what_comes_out_of_poison_goes_on_in_its_trace(endpoint: Endpoint, told:
     eventually(endpoint.poison.exists)
     broken.clear()
     requeue(endpoint.poison.all())
-    attempts = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == 2 else None)
+    attempts = eventually(lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == 2 else None)
 
-    (send,) = told.named(f"send {label(endpoint)}")
-    assert all(is_child_of(one, send) for one in attempts)
+    (send,) = recorded.named(f"send {label(endpoint)}")
+    assert all(is_child_of(attempt, send) for attempt in attempts)
     assert attempts[1].status.status_code is StatusCode.UNSET
 
 
 @modes("NRS")
-def test_a_row_without_a_context_begins_a_trace(endpoint: Endpoint, told: Telemetry) -> None:
-    """As Spark, plain SQL and whoever traces nothing insert them."""
+def test_a_row_without_a_context_begins_a_trace(endpoint: Endpoint, recorded: Telemetry) -> None:
+    """As Spark, plain SQL and senders without tracing insert them."""
     endpoint.handle()
     headers = json.dumps({"type": type_name_of(Note), "content-type": "application/json"})
     body = json.dumps({"tag": endpoint.tag, "number": 0}).encode()
@@ -228,16 +234,16 @@ def test_a_row_without_a_context_begins_a_trace(endpoint: Endpoint, told: Teleme
     queue_sql(endpoint.queue, connection).inserts.insert(connection, Outgoing(uuid.uuid4(), headers, body))
     endpoint.start()
 
-    (span,) = eventually(lambda: told.named(f"process {label(endpoint)}"))
+    (span,) = eventually(lambda: recorded.named(f"process {label(endpoint)}"))
     assert span.parent is None
-    (claim,) = told.named(f"receive {label(endpoint)}")
+    (claim,) = recorded.named(f"receive {label(endpoint)}")
     assert not claim.links
 
 
 @modes("R")
 @pytest.mark.parametrize("headers", ['{"traceparent":"nonsense"}', '{"traceparent":7}', '{"traceparent":'])
-def test_headers_of_a_stranger_never_disturb(
-    endpoint: Endpoint, told: Telemetry, headers: str, caplog: pytest.LogCaptureFixture
+def test_foreign_headers_never_disturb(
+    endpoint: Endpoint, recorded: Telemetry, headers: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[bytes] = []
     consumer(endpoint.queue, name="raw")(_keep(seen))
@@ -257,7 +263,7 @@ def _keep(seen: list[bytes]) -> Any:
 
 
 @modes("RS")
-def test_a_script_that_receives_without_a_worker_goes_on_in_the_trace(endpoint: Endpoint, told: Telemetry) -> None:
+def test_a_script_that_receives_without_a_worker_goes_on_in_the_trace(endpoint: Endpoint, recorded: Telemetry) -> None:
     endpoint.send(1)
     with endpoint.queue.receive(using=endpoint.alias) as batch:
         for message in batch:
@@ -265,17 +271,17 @@ def test_a_script_that_receives_without_a_worker_goes_on_in_the_trace(endpoint: 
                 endpoint.send(2)
                 message.ack()
 
-    first, second = told.named(f"send {label(endpoint)}")
-    (span,) = told.named(f"process {label(endpoint)}")
+    first, second = recorded.named(f"send {label(endpoint)}")
+    (span,) = recorded.named(f"process {label(endpoint)}")
     assert is_child_of(span, first)
     assert is_child_of(second, span)
     assert span.attributes["messaging.consumer.group.name"] == "by hand"
-    assert len(told.named(f"receive {label(endpoint)}")) == 1
-    assert len(told.named(f"ack {label(endpoint)}")) == 1
+    assert len(recorded.named(f"receive {label(endpoint)}")) == 1
+    assert len(recorded.named(f"ack {label(endpoint)}")) == 1
 
 
 @modes("R")
-def test_an_async_handler_sends_in_its_own_span(endpoint: Endpoint, told: Telemetry) -> None:
+def test_an_async_handler_sends_in_its_own_span(endpoint: Endpoint, recorded: Telemetry) -> None:
     async def act(message: Note, context: Context) -> None:
         if message.number == 0:
             await endpoint.queue.asend(Note(endpoint.tag, 1), using=endpoint.alias)
@@ -283,15 +289,17 @@ def test_an_async_handler_sends_in_its_own_span(endpoint: Endpoint, told: Teleme
     consumer(endpoint.queue, name="async")(act)
     endpoint.send(0)
     endpoint.start()
-    first, second = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == 2 else None)
+    first, second = eventually(
+        lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == 2 else None
+    )
 
-    send = told.named(f"send {label(endpoint)}")[1]
+    send = recorded.named(f"send {label(endpoint)}")[1]
     assert is_child_of(send, first)
     assert is_child_of(second, send)
 
 
 @modes("R")
-def test_one_message_does_not_leave_its_span_to_the_next(endpoint: Endpoint, told: Telemetry) -> None:
+def test_one_message_does_not_leave_its_span_to_the_next(endpoint: Endpoint, recorded: Telemetry) -> None:
     seen: list[int] = []
 
     def act(message: Note, context: Context) -> None:
@@ -300,20 +308,20 @@ def test_one_message_does_not_leave_its_span_to_the_next(endpoint: Endpoint, tol
     endpoint.handle(act)
     endpoint.send_many(3)
     endpoint.start(concurrency=1)
-    spans = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == 3 else None)
+    spans = eventually(lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == 3 else None)
 
-    assert seen == [one.context.span_id for one in spans]
+    assert seen == [span.context.span_id for span in spans]
 
 
 @modes("R")
-def test_a_refused_send_is_an_error_of_its_span(endpoint: Endpoint, told: Telemetry) -> None:
+def test_a_refused_send_is_an_error_of_its_span(endpoint: Endpoint, recorded: Telemetry) -> None:
     with pytest.raises(ValueError, match="no body"):
         endpoint.queue.send_many(_refuse(), using=endpoint.alias)
 
-    (span,) = told.named(f"send {label(endpoint)}")
+    (span,) = recorded.named(f"send {label(endpoint)}")
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == "ValueError"
-    assert told.figures("messaging.client.sent.messages") == {}
+    assert recorded.figures("messaging.client.sent.messages") == {}
 
 
 def _refuse() -> Iterator[int]:
@@ -323,12 +331,12 @@ def _refuse() -> Iterator[int]:
 
 @modes("R")
 def test_a_context_that_the_sender_gives_is_continued_where_there_is_no_other(
-    endpoint: Endpoint, told: Telemetry
+    endpoint: Endpoint, recorded: Telemetry
 ) -> None:
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     endpoint.send(headers={"traceparent": given, "tracestate": "vendor=1"})
 
-    (send,) = told.named(f"send {label(endpoint)}")
+    (send,) = recorded.named(f"send {label(endpoint)}")
     assert send.context is not None
     assert f"{send.context.trace_id:032x}" == given.split("-")[1]
     (row,) = endpoint.rows
@@ -338,13 +346,13 @@ def test_a_context_that_the_sender_gives_is_continued_where_there_is_no_other(
 
 
 @modes("R")
-def test_an_endpoint_of_nservicebus_may_ask_for_a_trace_of_its_own(endpoint: Endpoint, told: Telemetry) -> None:
+def test_an_endpoint_of_nservicebus_may_ask_for_a_trace_of_its_own(endpoint: Endpoint, recorded: Telemetry) -> None:
     endpoint.handle()
     endpoint.send(headers={"NServiceBus.OpenTelemetry.StartNewTrace": "True"})
     endpoint.start()
 
-    (span,) = eventually(lambda: told.named(f"process {label(endpoint)}"))
-    (send,) = told.named(f"send {label(endpoint)}")
+    (span,) = eventually(lambda: recorded.named(f"process {label(endpoint)}"))
+    (send,) = recorded.named(f"send {label(endpoint)}")
     assert send.context is not None
     assert span.parent is None
     assert [link.context.span_id for link in span.links] == [send.context.span_id]
@@ -363,7 +371,7 @@ def test_without_the_setting_nothing_is_added_to_a_message(endpoint: Endpoint) -
 
 @modes("R")
 def test_an_error_that_cannot_be_shown_is_recorded_by_its_type(
-    endpoint: Endpoint, told: Telemetry, caplog: pytest.LogCaptureFixture
+    endpoint: Endpoint, recorded: Telemetry, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Shy(Exception):
         def __str__(self) -> str:
@@ -378,13 +386,15 @@ def test_an_error_that_cannot_be_shown_is_recorded_by_its_type(
     endpoint.start()
     eventually(endpoint.poison.exists)
 
-    (span,) = eventually(lambda: told.named(f"process {label(endpoint)}"))
+    (span,) = eventually(lambda: recorded.named(f"process {label(endpoint)}"))
     assert span.attributes["error.type"].endswith("Shy")
     assert span.status.status_code is StatusCode.ERROR
 
 
 @modes("NRS")
-def test_a_call_of_a_batch_consumer_has_links_to_the_sends_of_its_messages(endpoint: Endpoint, told: Telemetry) -> None:
+def test_a_call_of_a_batch_consumer_has_links_to_the_sends_of_its_messages(
+    endpoint: Endpoint, recorded: Telemetry
+) -> None:
     seen: list[int] = []
 
     def act(messages: list[Note], context: BatchContext) -> None:
@@ -397,19 +407,23 @@ def test_a_call_of_a_batch_consumer_has_links_to_the_sends_of_its_messages(endpo
     endpoint.start(concurrency=1)
     eventually(lambda: sum(seen) == 3)
 
-    sends = told.named(f"send {label(endpoint)}")
-    calls = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == len(seen) else None)
-    assert sum(one.attributes["messaging.batch.message_count"] for one in calls) == 3
-    assert {one.attributes["messaging.consumer.group.name"] for one in calls} == {"batches"}
-    assert {link.context.span_id for one in calls for link in one.links} == {
+    sends = recorded.named(f"send {label(endpoint)}")
+    calls = eventually(
+        lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == len(seen) else None
+    )
+    assert sum(call.attributes["messaging.batch.message_count"] for call in calls) == 3
+    assert {call.attributes["messaging.consumer.group.name"] for call in calls} == {"batches"}
+    assert {link.context.span_id for call in calls for link in call.links} == {
         send.context.span_id for send in sends[:3] if send.context
     }
     within = [send for send in sends[3:] if send.parent is not None]
-    assert [send.parent.span_id for send in within if send.parent] == [one.context.span_id for one in calls]
+    assert [send.parent.span_id for send in within if send.parent] == [call.context.span_id for call in calls]
 
 
 @modes("NRS")
-def test_each_failure_of_a_batch_is_told_in_the_trace_of_its_own_message(endpoint: Endpoint, told: Telemetry) -> None:
+def test_each_failure_of_a_batch_is_recorded_in_the_trace_of_its_message(
+    endpoint: Endpoint, recorded: Telemetry
+) -> None:
     def act(messages: list[Note], context: BatchContext) -> None:
         for place, message in enumerate(messages):
             if message.number == 1:
@@ -420,16 +434,18 @@ def test_each_failure_of_a_batch_is_told_in_the_trace_of_its_own_message(endpoin
     endpoint.start(concurrency=1)
     eventually(lambda: endpoint.poison.exists() and endpoint.is_empty())
 
-    (poisoned,) = eventually(lambda: told.named(f"poison {label(endpoint)}"))
-    sends = {(one.attributes or {})["messaging.message.id"]: one for one in told.named(f"send {label(endpoint)}")}
+    (poisoned,) = eventually(lambda: recorded.named(f"poison {label(endpoint)}"))
+    sends = {
+        (item.attributes or {})["messaging.message.id"]: item for item in recorded.named(f"send {label(endpoint)}")
+    }
     assert is_child_of(poisoned, sends[str(identities[1])])
     assert poisoned.attributes["error.type"] == f"{__name__}.Broken"
-    calls = told.named(f"process {label(endpoint)}")
-    assert {one.status.status_code for one in calls} == {StatusCode.UNSET}, "the call itself has ended well"
+    calls = recorded.named(f"process {label(endpoint)}")
+    assert {call.status.status_code for call in calls} == {StatusCode.UNSET}, "the call itself has ended well"
 
 
 @modes("I")
-def test_a_set_is_one_span_that_knows_no_headers(endpoint: Endpoint, told: Telemetry) -> None:
+def test_a_set_is_one_span_that_knows_no_headers(endpoint: Endpoint, recorded: Telemetry) -> None:
     seen: list[int] = []
 
     def store(messages: MessageSet) -> None:
@@ -442,10 +458,12 @@ def test_a_set_is_one_span_that_knows_no_headers(endpoint: Endpoint, told: Telem
     endpoint.start(concurrency=1)
     eventually(lambda: sum(seen) == 3 and endpoint.is_empty())
 
-    sends = told.named(f"send {label(endpoint)}")
-    calls = eventually(lambda: found if len(found := told.named(f"process {label(endpoint)}")) == len(seen) else None)
-    assert sum(one.attributes["messaging.batch.message_count"] for one in calls) == 3
-    assert [one.status.status_code for one in calls] == [StatusCode.UNSET] * len(seen)
+    sends = recorded.named(f"send {label(endpoint)}")
+    calls = eventually(
+        lambda: found if len(found := recorded.named(f"process {label(endpoint)}")) == len(seen) else None
+    )
+    assert sum(call.attributes["messaging.batch.message_count"] for call in calls) == 3
+    assert [call.status.status_code for call in calls] == [StatusCode.UNSET] * len(seen)
     within = [send for send in sends[3:] if send.parent is not None]
-    assert [send.parent.span_id for send in within if send.parent] == [one.context.span_id for one in calls]
+    assert [send.parent.span_id for send in within if send.parent] == [call.context.span_id for call in calls]
     assert not endpoint.poison.exists()

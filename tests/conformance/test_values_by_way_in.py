@@ -307,7 +307,7 @@ def test_envelope_of_kombu_is_bounded(options: dict[str, Any], expected: tuple[i
         {"headers": "not json"},
         {"priority": 99},
         {"priority": -1},
-        {"recipient": "nobody"},
+        {"recipient": "a.consumer"},
         {"body": None},
     ],
 )

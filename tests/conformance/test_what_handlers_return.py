@@ -124,8 +124,8 @@ def test_when_what_is_awaited_passes_the_time_limit_should_interrupt_it(
 ) -> None:
     """There is one time limit for both parts: what is awaited has none of its own here, that would begin when it
     does."""
-    own = asyncio.timeout
-    monkeypatch.setattr(handlers.asyncio, "timeout", lambda delay: own(None))
+    timeout = asyncio.timeout
+    monkeypatch.setattr(handlers.asyncio, "timeout", lambda delay: timeout(None))
     cancelled: list[bool] = []
 
     async def act(message: Note) -> None:
@@ -187,16 +187,16 @@ def test_when_a_handler_returns_a_generator_should_fail_the_attempt(endpoint: En
     def act(message: Note) -> Any:
         if kind == "generator":
             return steps(message)
-        return (one for one in [message]) if kind == "generator expression" else async_steps(message)
+        return (item for item in [message]) if kind == "generator expression" else async_steps(message)
 
     async def async_act(message: Note) -> Any:
         return steps(message)
 
     handler = async_act if kind == "of an async function" else act
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def policy(failure: Any) -> Any:
-        told.append(failure.exception)
+        reported.append(failure.exception)
         return Poison(str(failure.exception))
 
     consumer(endpoint.queue, name="steps", policy=policy)(handler)

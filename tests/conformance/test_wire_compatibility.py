@@ -56,8 +56,8 @@ def endpoints() -> Iterator[Any]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def only(no_consumers: None) -> Any:
     """Register a consumer for a queue that has no other, until the end of the test."""
 
     def register(queue: Any, handler: Any, **options: Any) -> None:
-        for own in registered.of(queue):
-            registered.remove(own.name)
+        for registration in registered.of(queue):
+            registered.remove(registration.name)
         consumer(queue, name="wire", **options)(handler)
 
     return register
@@ -261,31 +261,31 @@ def test_a_worker_receives_a_foreign_table_transactionally_and_counts_attempts_i
     assert not FOREIGN.objects.exists()
 
 
-def test_the_headers_of_a_foreign_table_tell_who_died_with_its_process(foreign_table: Endpoint, only: Any) -> None:
-    """Whoever did is handled alone in its process until it is handled."""
+def test_the_headers_of_a_foreign_table_show_the_crash_of_its_process(foreign_table: Endpoint, only: Any) -> None:
+    """A message that did is handled alone in its process until it is done."""
     seen: list[tuple[int, bool]] = []
 
     def act(message: Ping, context: Context) -> None:
-        seen.append((context.attempt, bool(one.pump.state.quarantine.wanted)))
+        seen.append((context.attempt, bool(single_receiver.pump.state.quarantine.wanted)))
         if len(seen) < 3:
             raise ValueError
 
     only(FOREIGN, act, attempts=4, retry_delay=0)
     FOREIGN.send(Ping("dies"))
-    one = SingleReceiver(FOREIGN)
-    one.receive(1)
+    single_receiver = SingleReceiver(FOREIGN)
+    single_receiver.receive(1)
     seq = FOREIGN.objects.get().seq
     (registration,) = registered.of(FOREIGN)
     apply_verdict.fail(FOREIGN, "default", seq, ProcessDied("was killed"), consumer=registration, token=None)
-    one.receive(1)
+    single_receiver.receive(1)
     assert {"queueapp.Attempts": "3", "queueapp.Died": "1"}.items() <= json.loads(FOREIGN.objects.get().headers).items()
-    one.receive(1)
+    single_receiver.receive(1)
 
     assert seen == [(1, False), (3, True), (4, True)]
     assert not FOREIGN.objects.exists()
 
 
-def test_a_foreign_table_has_no_place_for_leases_and_is_received_in_careful_times_all_the_same(
+def test_a_foreign_table_without_lease_columns_is_received_during_crash_tracking(
     foreign_table: Endpoint, only: Any
 ) -> None:
     names: list[str] = []

@@ -3,8 +3,8 @@
 Real workers on the three semantics, a worker of Celery on our broker, and real producers, on a private server, under a
 schedule of faults, and among the messages some whose handlers are rude. When the time is over, the faults stop,
 everything drains, and the oracle compares the ledger with effects and tables. Ctrl-C ends it early, with the verdict so
-far. The last line is one JSON object; the exit code is 0 when every promise was kept. `--rude` and `--strikes` narrow
-it: `--strikes none` shows what rude handlers do by themselves, `--rude none` what faults do.
+far. The last line is one JSON object; the exit code is 0 when every promise was kept. `--rude` and `--faults` narrow
+it: `--faults none` shows what rude handlers do by themselves, `--rude none` what faults do.
 
 With `--server` the same happens in a database of its own on a SQL Server that is there already, by a login that may
 make it and end its sessions; what that server does not know, or what is done to private ones only, is left out and
@@ -33,6 +33,7 @@ from django.db import Error
 from project.database import database
 
 from .rig.explaining import Explanations
+from .rig.fault_injection import FaultInjector
 from .rig.holding import DATABASE_ERRORS
 from .rig.processes import Program, Tree
 from .rig.proxy import Proxy
@@ -40,7 +41,6 @@ from .rig.scene import Scene, make_template
 from .rig.schedule import FAULTS, KILLS, schedule
 from .rig.server import PrivateServer
 from .rig.sqlserver import SqlServer
-from .rig.strikes import Striker
 from .rig.waiting import wait_until
 from .workload import ledger
 from .workload.producers import KINDS
@@ -49,7 +49,7 @@ from .workload.rudeness import left_out as rudenesses_left_out
 
 PRODUCERS = "tests.crash.workload.producers"
 
-#: Short, so that careful and normal times, lapsed leases and given-up connections all happen often within minutes.
+#: Short, so that crash tracking, expired leases and abandoned connections all happen often within minutes.
 SETTINGS = {
     "heartbeat_interval": 1, "dead_after": 4, "crash_tracking_period": 3, "shutdown_grace": 4, "database_timeout": 3
 }  # fmt: skip
@@ -68,7 +68,7 @@ LINE_EVERY_SECONDS = 60.0
 
 
 class Run:
-    """One seeded run on one scene. ``rude``: which rudenesses there are; ``strikes``: which kinds of faults;
+    """One seeded run on one scene. ``rude``: which rudenesses there are; ``faults``: which kinds of faults;
     ``left_out``: which of them the server does not allow, and why."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Run:
         seconds: float,
         *,
         rude: Sequence[str] = (),
-        strikes: Collection[str] = FAULTS,
+        faults: Collection[str] = FAULTS,
         left_out: Mapping[str, str] | None = None,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
@@ -101,8 +101,8 @@ class Run:
         ]
         for producer in self.producers:
             producer.environment["CRASH_RUDE"] = ",".join(rude)
-        self.striker = Striker(scene, self.trees, self.producers, proxy)
-        self.faults = schedule(seed, seconds, strikes)
+        self.injector = FaultInjector(scene, self.trees, self.producers, proxy)
+        self.faults = schedule(seed, seconds, faults)
         self._began = 0.0
         self._said = 0.0
 
@@ -114,20 +114,20 @@ class Run:
         interrupted = False
         try:
             self._strike_until_the_end()
-            struck_for = time.monotonic() - self._began
+            injected_for = time.monotonic() - self._began
             self._stop_producers()
             drained = self._drain()
         except KeyboardInterrupt:
             interrupted, drained = True, False
-            struck_for = time.monotonic() - self._began
+            injected_for = time.monotonic() - self._began
             self.stopping.set()
             print("\ninterrupted: the verdict so far", file=sys.stderr)
             self.proxy.resume()
             self._stop_producers()
         codes = [tree.stop(seconds=90) for tree in self.trees]
-        events = (f"{event.began} {event.ended} {event.kind} {event.whom}\n" for event in self.striker.events)
-        (self.scene.directory / "strikes").write_text("".join(events))
-        return self._report(struck_for, drained, interrupted, codes)
+        events = (f"{event.began} {event.ended} {event.kind} {event.victim}\n" for event in self.injector.events)
+        (self.scene.directory / "faults").write_text("".join(events))
+        return self._report(injected_for, drained, interrupted, codes)
 
     # -- stages ---------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Run:
         # same.
         while (now := time.monotonic() - self._began) < self.seconds or faults:
             if faults and faults[0].at <= now:
-                self.striker.strike(faults.pop(0), self.stopping)
+                self.injector.inject(faults.pop(0), self.stopping)
             self._progress()
             next_at = faults[0].at if faults else self.seconds
             time.sleep(min(max(0.02, next_at - (time.monotonic() - self._began)), LOOK_SECONDS))
@@ -170,20 +170,20 @@ class Run:
             waiting = self.scene.waiting()
         except DATABASE_ERRORS:
             return
-        kills = sum(self.striker.struck[kind] for kind in KILLS)
+        kills = sum(self.injector.injected[kind] for kind in KILLS)
         text = f"{now - self._began:6.0f} s  {sent} sent  {effects} effects  {kills} kills  {waiting} waiting"
         print(f"\r{text}   " if sys.stderr.isatty() else text, end="" if sys.stderr.isatty() else "\n",
               file=sys.stderr, flush=True)  # fmt: skip
 
     # -- the verdict ----------------------------------------------------------------------------------------------
 
-    def _report(self, struck_for: float, drained: bool, interrupted: bool, codes: list[int]) -> dict[str, Any]:
+    def _report(self, injected_for: float, drained: bool, interrupted: bool, codes: list[int]) -> dict[str, Any]:
         if sys.stderr.isatty():
             print(file=sys.stderr)
         verdict = self.scene.verdict()
-        struck = self.striker.struck
-        kills = {kind: struck[kind] for kind in KILLS}
-        why = Explanations(self.scene, self.striker.events, LEASE)
+        injected = self.injector.injected
+        kills = {kind: injected[kind] for kind in KILLS}
+        why = Explanations(self.scene, self.injector.events, LEASE)
         doubled = verdict.duplicate_keys
         bare = why.unexplained_duplicates(doubled["at_least_once"])
         bare += why.unexplained_late_duplicates(doubled["acks_late"])
@@ -197,7 +197,7 @@ class Run:
         task_failures = sum(text.count(TASK_FAILED) for text in logs)
         # Each fault may cost an AT_MOST_ONCE queue what the tasks of its victims had claimed, and no more.
         tasks = 3 * CONCURRENCY
-        bound = (sum(struck.values()) - struck["savepoint"]) * tasks * BATCH
+        bound = (sum(injected.values()) - injected["savepoint"]) * tasks * BATCH
         reported = sum(text.count("at-most-once message is lost") for text in logs)
         wrong = bare or poison or rude_wrong or restless or ended_70 or task_failures
         kept = (
@@ -225,8 +225,8 @@ class Run:
             "sent": verdict.sent,
             "effects": verdict.effects,
             "kills": {"total": sum(kills.values()), **kills},
-            "other_faults": {kind: count for kind, count in struck.items() if kind not in KILLS},
-            "missed": dict(self.striker.missed),
+            "other_faults": {kind: count for kind, count in injected.items() if kind not in KILLS},
+            "missed": dict(self.injector.missed),
             "server": self.scene.server.vendor,
             "left_out": self.left_out,
             "lost": len(verdict.lost),
@@ -250,7 +250,7 @@ class Run:
             "task_failures": task_failures,
             "exit_codes": codes,
             "seed": self.seed,
-            "seconds": round(struck_for),
+            "seconds": round(injected_for),
             "drained": drained,
             "kept": kept,
         }
@@ -265,7 +265,7 @@ def named(text: str, known: Collection[str]) -> list[str]:
 
 
 def narrowed(server: Any, chosen: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Those of the chosen strikes and rudenesses that a server allows, and why not the others."""
+    """Those of the chosen faults and rudenesses that a server allows, and why not the others."""
     why = {**server.left_out, **rudenesses_left_out(server.vendor)}
     return [name for name in chosen if name not in why], {name: why[name] for name in chosen if name in why}
 
@@ -306,7 +306,7 @@ def main() -> int:
     parser.add_argument("--duration", type=float, default=300, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rude", default="all", metavar="NAME,...", help=f"all, none, or of: {', '.join(RUDENESSES)}")
-    parser.add_argument("--strikes", default="all", metavar="NAME,...", help=f"all, none, or of: {', '.join(FAULTS)}")
+    parser.add_argument("--faults", default="all", metavar="NAME,...", help=f"all, none, or of: {', '.join(FAULTS)}")
     parser.add_argument("--drain", type=float, default=DRAIN_SECONDS, metavar="SECONDS", help="how long it may drain")
     parser.add_argument("--keep-logs", type=Path, metavar="DIRECTORY", help="where the logs go, and stay")
     parser.add_argument("--print-schedule", action="store_true", help="print the faults of this seed and end")
@@ -319,18 +319,18 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        rude, strikes = named(options.rude, RUDENESSES), named(options.strikes, FAULTS)
+        rude, faults = named(options.rude, RUDENESSES), named(options.faults, FAULTS)
         server = server_of(options.server)
     except ValueError as error:
         parser.error(str(error))
     rude, rude_left_out = narrowed(server, rude)
-    strikes, strikes_left_out = narrowed(server, strikes)
-    left_out = strikes_left_out | rude_left_out
+    faults, faults_left_out = narrowed(server, faults)
+    left_out = faults_left_out | rude_left_out
     for name, why in left_out.items():
         print(f"left out: {name} ({why})", file=sys.stderr)
     if options.print_schedule:
-        for fault in schedule(options.seed, options.duration, strikes):
-            print(f"{fault.at:8.1f} s  {fault.kind:10}  victim at {fault.whom:.2f}")
+        for fault in schedule(options.seed, options.duration, faults):
+            print(f"{fault.at:8.1f} s  {fault.kind:10}  victim at {fault.victim:.2f}")
         return 0
     with tempfile.TemporaryDirectory(prefix="queueapp-chaos-") as temporary:
         directory = options.keep_logs or Path(temporary)
@@ -338,12 +338,12 @@ def main() -> int:
         with running(server) as there, Proxy(there.port, there.host) as proxy, Scene(there, directory) as scene:
             run = Run(
                 scene, proxy, options.seed, options.duration,
-                rude=rude, strikes=strikes, left_out=left_out, drain_seconds=options.drain,
+                rude=rude, faults=faults, left_out=left_out, drain_seconds=options.drain,
             )  # fmt: skip
             report = run.go()
         if not report["kept"] and not options.keep_logs:
             kept = shutil.copytree(directory, Path("build") / f"chaos-{options.seed}", dirs_exist_ok=True)
-            print(f"Logs, strikes and starts of handlers are in {kept}.", file=sys.stderr)
+            print(f"Logs, faults and starts of handlers are in {kept}.", file=sys.stderr)
     print(json.dumps(report))
     return 0 if report["kept"] else 1
 

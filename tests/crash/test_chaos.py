@@ -23,7 +23,7 @@ from .workload.rudeness import RUDENESSES, Fate
 NOWHERE = "mssql://sa:p%40ss@127.0.0.1:1/queueapp?TrustServerCertificate=yes"
 #: Runs that were made with a seed can be made again.
 FIRST_OF_SEED_5 = [
-    (3.0, "backend", 0.742), (7.46, "killer", 0.029), (11.555, "cut", 0.113), (15.231, "backend", 0.013),
+    (3.0, "backend", 0.742), (7.46, "poison_pill", 0.029), (11.555, "cut", 0.113), (15.231, "backend", 0.013),
 ]  # fmt: skip
 
 
@@ -72,20 +72,20 @@ def test_a_seed_makes_the_same_schedule_again_and_half_an_hour_has_more_than_two
 
 def test_a_strike_that_is_left_out_leaves_the_others_of_a_seed_as_they_are() -> None:
     server = SqlServer(NOWHERE)
-    strikes, left_out = narrowed(server, [*FAULTS])
+    faults, left_out = narrowed(server, [*FAULTS])
     assert [*left_out] == ["server"]
-    assert "nobody's to stop" in left_out["server"]
-    assert schedule(7, 600, strikes) == [fault for fault in schedule(7, 600) if fault.kind != "server"]
-    assert narrowed(server, ["cut"]) == (["cut"], {}), "what nobody asked for is not left out"
+    assert "must not be stopped" in left_out["server"]
+    assert schedule(7, 600, faults) == [fault for fault in schedule(7, 600) if fault.kind != "server"]
+    assert narrowed(server, ["cut"]) == (["cut"], {}), "faults that were not chosen are not left out"
 
 
 def test_on_its_own_postgresql_nothing_is_left_out_and_a_seed_is_what_it_was() -> None:
     assert narrowed(PrivateServer, [*FAULTS, *RUDENESSES]) == ([*FAULTS, *RUDENESSES], {})
-    first = [(round(fault.at, 3), fault.kind, round(fault.whom, 3)) for fault in schedule(5, 20)]
+    first = [(round(fault.at, 3), fault.kind, round(fault.victim, 3)) for fault in schedule(5, 20)]
     assert first == FIRST_OF_SEED_5
 
 
-def test_each_rudeness_that_sqlserver_does_not_know_says_why_and_one_may_end_otherwise_there() -> None:
+def test_each_rudeness_that_sqlserver_does_not_know_gives_the_reason_and_one_may_end_otherwise_there() -> None:
     rude, left_out = narrowed(SqlServer(NOWHERE), [*RUDENESSES])
     assert set(left_out) == {"discard-all", "infinite-expiry"}
     assert all(left_out.values())

@@ -1,7 +1,7 @@
 """A connection that is killed at each statement of a receive: claim, handler, ack, commit, recoverability.
 
 One worker with one receive task per queue serves all of these tests. Each holds the worker back at the statement in
-question with a lock of its own, kills the worker's session there, and lets go.
+question with a lock of its own, kills the worker's session there, and releases it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def holding(scene: Scene, sql: str) -> Iterator[None]:
         yield
 
 
-def kill_whoever_waits_in(scene: Scene, statement: str) -> None:
+def kill_session_waiting_in(scene: Scene, statement: str) -> None:
     """Kill the worker's session once it waits for a lock in a statement like this."""
     kill(scene, "wait_event_type = 'Lock'", "LCK[_]M[_]%", statement)
 
 
-def kill_whoever_sleeps(scene: Scene) -> None:
+def kill_sleeping_session(scene: Scene) -> None:
     """Kill the worker's session once it sleeps in the database."""
     kill(scene, "state = 'active'", "WAITFOR", words(scene).sleeping)
 
@@ -81,7 +81,7 @@ def test_killed_in_the_claim_the_message_is_received_a_moment_later(scene: Scene
     scene.send(queue, key)
     with holding(scene, words(scene).from_writing.format(table)):
         control.resume(queue)
-        kill_whoever_waits_in(scene, words(scene).claims[table].format(table))
+        kill_session_waiting_in(scene, words(scene).claims[table].format(table))
 
     wait_until(lambda: scene.effects(key) == 1, "the effect")
     assert scene.starts(key) == [1]
@@ -91,7 +91,7 @@ def test_killed_in_the_claim_the_message_is_received_a_moment_later(scene: Scene
 def test_killed_in_a_statement_of_the_handler_the_attempt_is_counted_and_repeated(scene: Scene, queue: Any) -> None:
     key = f"handler {queue.__name__}"
     scene.send(queue, key, query_ms=1500)
-    kill_whoever_sleeps(scene)
+    kill_sleeping_session(scene)
 
     wait_until(lambda: scene.effects(key) == 1, "the effect")
     assert scene.starts(key) == [1, 2]
@@ -101,7 +101,7 @@ def test_killed_in_the_ack_the_ack_is_repeated_and_the_handler_is_not(scene: Sce
     scene.send(Leased, "ack", sleep_ms=1500)
     wait_until(lambda: scene.starts("ack"), "the handler runs")
     with holding(scene, words(scene).rows.format("testapp_leased")):
-        kill_whoever_waits_in(scene, words(scene).acking.format("testapp_leased"))
+        kill_session_waiting_in(scene, words(scene).acking.format("testapp_leased"))
 
     wait_until(lambda: not Leased.objects.exists(), "it is acked")
     assert scene.effects("ack") == 1
@@ -132,7 +132,7 @@ def test_killed_while_a_failed_lease_is_recorded_the_attempt_is_counted_once(sce
     scene.send(Leased, "recoverability", sleep_ms=1500, fail=1)
     wait_until(lambda: scene.starts("recoverability"), "the handler runs")
     with holding(scene, words(scene).rows.format("testapp_leased")):
-        kill_whoever_waits_in(scene, words(scene).recording["testapp_leased"].format("testapp_leased"))
+        kill_session_waiting_in(scene, words(scene).recording["testapp_leased"].format("testapp_leased"))
 
     wait_until(lambda: scene.effects("recoverability") == 1, "the effect")
     assert scene.starts("recoverability") == [1, 2]
@@ -143,7 +143,7 @@ def test_killed_while_a_failed_transaction_is_recorded_the_attempt_is_counted_on
     wait_until(lambda: scene.starts("recoverability t"), "the handler runs")
     # Waits for the handler's transaction, and has the table the moment that is rolled back.
     with holding(scene, words(scene).table.format("testapp_transactional")):
-        kill_whoever_waits_in(scene, words(scene).recording["testapp_transactional"].format("testapp_transactional"))
+        kill_session_waiting_in(scene, words(scene).recording["testapp_transactional"].format("testapp_transactional"))
 
     wait_until(lambda: scene.effects("recoverability t") == 1, "the effect")
     assert scene.starts("recoverability t") == [1, 2]

@@ -39,7 +39,7 @@ def faults_of(page: Path) -> list[str]:
     for heading in ("## Processes", "## Deploys", "## Connections", "## The server"):
         part = page.read_text().partition(f"\n{heading}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
         named += [heading, *re.findall(r"^\| (?!fault|---)(.+?) \| ", part, re.MULTILINE)]
-    return [re.sub(r"\]\(.*?\)", "", each) for each in named]
+    return [re.sub(r"\]\(.*?\)", "", item) for item in named]
 
 
 def test_both_pages_have_the_same_faults() -> None:
@@ -56,7 +56,7 @@ def test_every_crash_test_is_on_the_page() -> None:
 def only_on_postgresql(file: Path) -> set[str]:
     """The tests of a file that no SQL Server is given, by their marks and their skips."""
     tree = ast.parse(file.read_text())
-    of_all = " ".join(ast.unparse(one) for one in tree.body if isinstance(one, ast.Assign))
+    of_all = " ".join(ast.unparse(item) for item in tree.body if isinstance(item, ast.Assign))
     found = set()
     for test in tree.body:
         if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
@@ -75,14 +75,14 @@ def test_the_page_lists_what_runs_on_no_sqlserver() -> None:
     assert set().union(*map(only_on_postgresql, files)) == listed
 
 
-def test_the_page_says_what_of_a_run_is_left_out_on_sqlserver_and_why() -> None:
+def test_the_page_states_what_of_a_run_is_left_out_on_sqlserver_and_why() -> None:
     page = PAGE.read_text()
     section = page[page.index("## On a SQL Server") :]
     assert [kind for kind in FAULTS if f"`{kind}`" not in section] == []
     for name in (*DESELECTED, *left_out("microsoft")):
         assert f"`{name}`" in section
     assert re.findall(r"^\| `(\w+)` .* left out: ", section, re.MULTILINE) == [*DESELECTED]
-    ends_otherwise = [name for name, one in RUDENESSES.items() if one.transactional_on_sqlserver is not None]
+    ends_otherwise = [name for name, rudeness in RUDENESSES.items() if rudeness.transactional_on_sqlserver is not None]
     assert [name for name in (*ends_otherwise, *SAID) if f"`{name}`" not in section] == []
 
 
@@ -94,6 +94,6 @@ def test_every_rudeness_and_every_strike_is_on_the_page() -> None:
         "child": "worker processes",
         "backend": "pg_terminate_backend",
         "deploy": "SIGTERM",
-        "killer": "kill their",
+        "poison_pill": "kill their",
     }
     assert [kind for kind in FAULTS if words.get(kind, kind) not in chaos] == []

@@ -1,4 +1,4 @@
-"""Leases that lapse while their holder is not dead, only away: stopped, swapped out, cut off."""
+"""Leases that expire while their holder is not dead, only unreachable: stopped, swapped out, cut off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rig.waiting import wait_until
 
 
 @on_both
-def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
+def test_the_late_ack_of_an_expired_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
     sleeper = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     scene.send(Leased, "contested", sleep_ms=1000)
     wait_until(lambda: scene.starts("contested"), "the first worker has it in hand")
@@ -22,8 +22,8 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
         first_token = Leased.objects.get().lease_token
         # The second attempt takes longer than the first one's holder is away.
         scene.rewrite(Leased, b"1000", b"4000")
-        other = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
-        wait_until(lambda: scene.starts("contested") == [1, 2], "the lease lapsed and another worker has it")
+        second_workers = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
+        wait_until(lambda: scene.starts("contested") == [1, 2], "the lease expired and another worker has it")
     finally:
         process.send_signal(signal.SIGCONT)
 
@@ -34,8 +34,8 @@ def test_the_late_ack_of_a_lapsed_lease_changes_nothing_and_is_logged(scene: Sce
     verdict = scene.drained()
     assert verdict.faultless, verdict
     assert verdict.duplicates["at_least_once"] == 1  # the explained one
-    assert "were lost" not in other.log_text()
-    assert (sleeper.stop(), other.stop()) == (0, 0)
+    assert "were lost" not in second_workers.log_text()
+    assert (sleeper.stop(), second_workers.stop()) == (0, 0)
 
 
 @on_both

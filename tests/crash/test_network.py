@@ -1,4 +1,4 @@
-"""A network that loses a connection without telling anybody, and a server that takes everything and answers nothing."""
+"""A network that loses a connection without an error, and a server that takes everything and answers nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_half_open_connections_are_found_out_by_both_ends(scene: Scene, proxy: P
     assert verdict.faultless, verdict
     assert verdict.handled == 3
     assert scene.starts("in hand") == [1, 2]
-    assert not scene.backends("pid = %s", locked[0][0]), "the server has let go of it"
+    assert not scene.backends("pid = %s", locked[0][0]), "the server has ended it"
     assert tree.restarts == 0, "lost connections cost no process"
 
 
@@ -98,7 +98,8 @@ def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_counted_as_a_fail
 
 
 def test_what_was_kept_by_a_commit_whose_answer_is_lost_is_not_kept_twice(scene: Scene, proxy: Proxy) -> None:
-    """An AT_MOST_ONCE message is in no table when its handler fails: whoever keeps it has to know whether he has."""
+    """An AT_MOST_ONCE message is in no table when its handler fails: the process that keeps it has to know whether it
+    has."""
     scene.execute(
         "CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1.5); RETURN "
         "NULL; END $$"

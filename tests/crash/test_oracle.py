@@ -1,4 +1,4 @@
-"""The judges of the suite themselves: what the oracle calls wrong, what strikes explain, and what each rudeness
+"""The judges of the suite themselves: what the oracle calls wrong, what faults explain, and what each rudeness
 does."""
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from psycopg.pq import TransactionStatus
 from tests.testapp.models import Leased
 
 from .rig.explaining import RESTLESS, Explanations
+from .rig.fault_injection import ALL_TREES, HOLDER, Event, FaultInjector
 from .rig.holding import holding
 from .rig.proxy import Proxy
 from .rig.scene import Scene
 from .rig.schedule import Fault
 from .rig.servers import on_both, shared_on_both
 from .rig.sqlserver import name_of
-from .rig.strikes import EVERYBODY, HOLDER, Event, Striker
 from .rig.waiting import wait_until
 from .workload import ledger
 from .workload.messages import Act, Rude
@@ -192,7 +192,7 @@ def test_a_task_without_effect_and_row_is_lost_if_it_acks_late_and_else_gone(boo
     assert verdict.early_gone == [early]
     assert verdict.celery == {"sent": 2, "effects": 0}
     assert Explanations(books.scene, [], LEASE).unexplained_losses([early]) == [early]
-    assert Explanations(books.scene, [struck()], LEASE).unexplained_losses([early]) == []
+    assert Explanations(books.scene, [fault_event()], LEASE).unexplained_losses([early]) == []
 
 
 @shared_on_both
@@ -213,7 +213,7 @@ def test_a_killed_child_explains_two_effects_of_a_task_that_acks_late_and_none_o
     books: Books,
 ) -> None:
     key = task(books, ledger.EARLY, effects=2)
-    child = struck("tree3")
+    child = fault_event("tree3")
     main = Event("supervisor", "tree3", child.began, child.ended)
     assert Explanations(books.scene, [child], LEASE).unexplained_duplicates([key]) == []
     assert Explanations(books.scene, [child], LEASE).unexplained_early_duplicates([key]) == [key]
@@ -224,12 +224,12 @@ def test_a_killed_child_explains_two_effects_of_a_task_that_acks_late_and_none_o
 # -- explanations --------------------------------------------------------------------------------------------------
 
 
-def struck(
-    whom: str = EVERYBODY, ago: timedelta = timedelta(seconds=1), kind: str = "child", lasts: timedelta = timedelta()
+def fault_event(
+    victim: str = ALL_TREES, ago: timedelta = timedelta(seconds=1), kind: str = "child", lasts: timedelta = timedelta()
 ) -> Event:
     """Something that happened a moment ago."""
     at = datetime.now(UTC) - ago
-    return Event(kind, whom, at, at + lasts)
+    return Event(kind, victim, at, at + lasts)
 
 
 CUT_OFF = "WorkerStopped: crash.atmostonce was interrupted: the worker stops."
@@ -242,22 +242,22 @@ LOST = (
 @pytest.mark.parametrize(
     ("failures", "events", "explained"),
     [
-        ((DIED, "OperationalError: terminating connection"), [struck()], True),
+        ((DIED, "OperationalError: terminating connection"), [fault_event()], True),
         ((DIED,), [], False),
-        ((DIED, LOST), [struck()], True),
+        ((DIED, LOST), [fault_event()], True),
         ((LOST,), [], False),
-        (("LeakedState: The handler left a transaction open on 'default'",), [struck()], False),
-        ((DIED,), [struck(HOLDER)], False),
-        ((DIED,), [struck(ago=timedelta(days=-1))], False),
-        (("TransactionManagementError: an error occurred in the current transaction",), [struck()], False),
-        ((DIED, "InternalError: current transaction is aborted"), [struck()], False),
-        (("ProcessDied: It was replaced because one of its services ended",), [struck()], False),
+        (("LeakedState: The handler left a transaction open on 'default'",), [fault_event()], False),
+        ((DIED,), [fault_event(HOLDER)], False),
+        ((DIED,), [fault_event(ago=timedelta(days=-1))], False),
+        (("TransactionManagementError: an error occurred in the current transaction",), [fault_event()], False),
+        ((DIED, "InternalError: current transaction is aborted"), [fault_event()], False),
+        (("ProcessDied: It was replaced because one of its services ended",), [fault_event()], False),
         (("Failed: attempt 1",), [], True),
-        ((CUT_OFF,), [struck(kind="supervisor", lasts=timedelta(hours=1))], True),
-        ((CUT_OFF,), [struck(kind="deploy", lasts=timedelta(hours=1))], True),
-        ((CUT_OFF,), [struck(lasts=timedelta(hours=1))], False),
-        ((CUT_OFF,), [struck(ago=timedelta(minutes=1), kind="deploy")], False),
-        ((CUT_OFF.replace("atmostonce", "leased"),), [struck(kind="deploy", lasts=timedelta(hours=1))], False),
+        ((CUT_OFF,), [fault_event(kind="supervisor", lasts=timedelta(hours=1))], True),
+        ((CUT_OFF,), [fault_event(kind="deploy", lasts=timedelta(hours=1))], True),
+        ((CUT_OFF,), [fault_event(lasts=timedelta(hours=1))], False),
+        ((CUT_OFF,), [fault_event(ago=timedelta(minutes=1), kind="deploy")], False),
+        ((CUT_OFF.replace("atmostonce", "leased"),), [fault_event(kind="deploy", lasts=timedelta(hours=1))], False),
     ],
 )
 def test_poison_is_explained_by_attempts_that_a_strike_can_fail_and_by_nothing_else(
@@ -265,9 +265,9 @@ def test_poison_is_explained_by_attempts_that_a_strike_can_fail_and_by_nothing_e
 ) -> None:
     key = books.sent("at_least_once")
     books.poison(key, "at_least_once", "", *failures)
-    left = Explanations(books.scene, events, LEASE).unexplained_poison([key])
+    poison = Explanations(books.scene, events, LEASE).unexplained_poison([key])
     books.judge()
-    assert (left == []) is explained
+    assert (poison == []) is explained
 
 
 @shared_on_both
@@ -275,8 +275,8 @@ def test_an_effect_without_poison_is_explained_by_a_strike_at_its_worker(books: 
     key = books.sent("at_most_once", "set-rollback", effects=1)
     assert books.scene.verdict().rude_to_explain == [key]
     now = timedelta()
-    assert Explanations(books.scene, [struck("tree1", now)], LEASE).unexplained_ends([key]) == []
-    assert Explanations(books.scene, [struck("tree2", now)], LEASE).unexplained_ends([key]) == [key]
+    assert Explanations(books.scene, [fault_event("tree1", now)], LEASE).unexplained_ends([key]) == []
+    assert Explanations(books.scene, [fault_event("tree2", now)], LEASE).unexplained_ends([key]) == [key]
     books.judge()
 
 
@@ -287,7 +287,7 @@ def test_two_effects_are_explained_by_a_handler_that_killed_the_tree_of_the_firs
 
     starts.write_text(f"{key} label 1 1 0.0\n{key} label 2 1 0.0\n")
     bare = Explanations(books.scene, [], LEASE)
-    starts.write_text(starts.read_text() + f"{ledger.VICTIM} killer-0 0 1 0.0\n" * (RESTLESS + 1))
+    starts.write_text(starts.read_text() + f"{ledger.VICTIM} pill-0 0 1 0.0\n" * (RESTLESS + 1))
     explained = Explanations(books.scene, [], LEASE)
     starts.unlink()
 
@@ -305,7 +305,7 @@ def test_two_effects_are_explained_by_a_strike_while_the_first_handler_ran_howev
 
     def unexplained(began: datetime) -> list[str]:
         starts.write_text(f"{key} label 1 1 {began.timestamp()}\n")
-        explained = Explanations(books.scene, [struck("tree1", ago)], LEASE).unexplained_duplicates([key])
+        explained = Explanations(books.scene, [fault_event("tree1", ago)], LEASE).unexplained_duplicates([key])
         starts.unlink()
         return explained
 
@@ -315,7 +315,7 @@ def test_two_effects_are_explained_by_a_strike_while_the_first_handler_ran_howev
 
 
 @shared_on_both
-def test_two_effects_are_explained_by_what_stalled_whoever_began_first_though_its_effect_came_last(
+def test_two_effects_are_explained_by_the_stall_of_the_first_process_though_its_effect_came_last(
     books: Books,
 ) -> None:
     key = books.sent("at_least_once", effects=0)
@@ -329,11 +329,11 @@ def test_two_effects_are_explained_by_what_stalled_whoever_began_first_though_it
         stall = Event("stall", tree, ago + timedelta(seconds=1), now)
         return Explanations(books.scene, [stall], LEASE).unexplained_duplicates([key])
 
-    stalled, other = unexplained("tree1"), unexplained("tree2")
+    stalled, second = unexplained("tree1"), unexplained("tree2")
     starts.unlink()
 
     assert stalled == []
-    assert other == [key], "the one that began second has made no other of it"
+    assert second == [key], "the one that began second has made no other of it"
     books.judge()
 
 
@@ -355,7 +355,7 @@ def test_two_effects_of_a_task_are_explained_by_a_strike_after_its_first_start_w
 
 
 @shared_on_both
-def test_a_task_that_failed_in_two_hand_outs_is_explained_by_what_struck_its_worker(books: Books) -> None:
+def test_a_task_that_failed_in_two_deliveries_is_explained_by_the_faults_of_its_worker(books: Books) -> None:
     key = task(books, ledger.EARLY)
     poison = in_three_tables(books.scene.server.vendor)[2]
     for _ in range(2):
@@ -366,7 +366,8 @@ def test_a_task_that_failed_in_two_hand_outs_is_explained_by_what_struck_its_wor
 
     starts.write_text("".join(f"{key} label 1 7 {now.timestamp() + after}\n" for after in (0, 1)))
     whys = [
-        Explanations(books.scene, events, LEASE) for events in ([], [struck()], [struck("tree1")], [struck("tree3")])
+        Explanations(books.scene, events, LEASE)
+        for events in ([], [fault_event()], [fault_event("tree1")], [fault_event("tree3")])
     ]
     starts.unlink()
 
@@ -387,25 +388,25 @@ def test_a_message_that_is_started_again_and_again_is_restless(books: Books) -> 
 
 
 @on_both
-def test_the_savepoint_strike_holds_free_rows_and_lets_them_go(scene: Scene) -> None:
+def test_the_savepoint_fault_holds_free_rows_and_releases_them(scene: Scene) -> None:
     for number in range(3):
         scene.send(Leased, f"held {number}")
 
     def free() -> int:
-        with holding(scene.server, scene.name) as other:
-            return other.hold_all("testapp_leased")
+        with holding(scene.server, scene.name) as second:
+            return second.hold_all("testapp_leased")
 
     stopping = threading.Event()
     with Proxy(scene.server.port, scene.server.host) as proxy:
-        striker = Striker(scene, [], [], proxy)
-        striker.strike(Fault(0.0, "savepoint", whom=0.0, how=0.99, long=1.0), stopping)
-        assert striker.struck == {"savepoint": 1}
-        assert [event.whom for event in striker.events] == [HOLDER]
+        injector = FaultInjector(scene, [], [], proxy)
+        injector.inject(Fault(0.0, "savepoint", victim=0.0, how=0.99, long=1.0), stopping)
+        assert injector.injected == {"savepoint": 1}
+        assert [event.victim for event in injector.events] == [HOLDER]
         assert free() == 0
         stopping.set()  # it lasts some seconds, or until the run is over
         wait_until(lambda: free() == 3, "the rows are free again")
-        striker.strike(Fault(0.0, "savepoint", whom=0.99, how=0.0, long=0.0), stopping)
-        assert striker.missed == {"savepoint": 1}, "there is nothing to hold in an empty queue"
+        injector.inject(Fault(0.0, "savepoint", victim=0.99, how=0.0, long=0.0), stopping)
+        assert injector.missed == {"savepoint": 1}, "there is nothing to hold in an empty queue"
 
 
 @on_both
@@ -426,10 +427,10 @@ def test_the_backend_strike_kills_sessions_of_a_program_and_names_it(
     # That is how a session of SQL Server finds its name.
     assert {name_of(process.pid) for process in tree.children()} == {tree.name} == {name for _, name in sessions}
     with Proxy(scene.server.port, scene.server.host) as proxy:
-        striker = Striker(scene, [tree], [], proxy)
-        striker.strike(Fault(0.0, "backend", whom=0.0, how=0.0, long=0.0), threading.Event())
-    assert striker.struck == {"backend": 1}
-    assert [event.whom for event in striker.events] == [tree.name]
+        injector = FaultInjector(scene, [tree], [], proxy)
+        injector.inject(Fault(0.0, "backend", victim=0.0, how=0.0, long=0.0), threading.Event())
+    assert injector.injected == {"backend": 1}
+    assert [event.victim for event in injector.events] == [tree.name]
     assert len(ended) == 1
     wait_until(lambda: ended[0] not in dict(scene.server.sessions(scene.name)), "it is gone")
     scene.send(Leased, "after it")
@@ -438,11 +439,11 @@ def test_the_backend_strike_kills_sessions_of_a_program_and_names_it(
 
 
 @on_both
-def test_the_killer_strike_sends_a_message_as_a_foreign_producer_does_and_notes_it(scene: Scene) -> None:
+def test_the_poison_pill_fault_sends_a_message_as_a_foreign_producer_does_and_records_it(scene: Scene) -> None:
     with Proxy(scene.server.port, scene.server.host) as proxy:
-        striker = Striker(scene, [], [], proxy)
-        striker.strike(Fault(0.0, "killer", whom=0.0, how=0.0, long=0.0), threading.Event())
-    assert striker.struck == {"killer": 1}
+        injector = FaultInjector(scene, [], [], proxy)
+        injector.inject(Fault(0.0, "poison_pill", victim=0.0, how=0.0, long=0.0), threading.Event())
+    assert injector.injected == {"poison_pill": 1}
     verdict = scene.verdict()
     assert (verdict.sent, verdict.waiting, verdict.lost, verdict.ghosts) == (1, 1, [], [])
     assert b'"die": "exit"' in bytes(Leased.objects.get().body)
@@ -485,13 +486,13 @@ def test_a_rudeness_that_ends_as_poison_raises_or_spoils_and_a_harmless_one_does
     elsewhere: None, name: str, in_transaction: bool
 ) -> None:
     rudeness = RUDENESSES[name]
-    fate = rudeness.transactional if in_transaction else rudeness.others
+    fate = rudeness.transactional if in_transaction else rudeness.other_queues
     context: Any = SimpleNamespace(alias="default", items={}, headers=rudeness.headers, message_id=uuid.uuid4())
-    left = []
+    remaining = []
     raised = None
 
     def leave() -> None:
-        left.append(name)
+        remaining.append(name)
         with connections["default"].cursor() as cursor:
             cursor.execute("SELECT 1")
 
@@ -506,4 +507,4 @@ def test_a_rudeness_that_ends_as_poison_raises_or_spoils_and_a_harmless_one_does
     harmed = raised is not None or spoiled("default", in_transaction) or spoiled(ELSEWHERE, in_transaction=False)
     if fate is not Fate.EITHER:
         assert harmed is (fate is Fate.POISON), raised
-    assert left or raised, "a handler that returns has left its effect"
+    assert remaining or raised, "a handler that returns has left its effect"

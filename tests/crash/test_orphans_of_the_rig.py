@@ -1,4 +1,5 @@
-"""A handler that kills its tree when its supervisor is dead already: its parent is somebody who has other children."""
+"""A handler that kills its tree when its supervisor is dead already: its parent is a process that has other
+children."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ _die(Act("orphan", die="tree"))
 @pytest.mark.skipif(sys.platform != "linux", reason="who adopts orphans is said in Linux' words")
 def test_an_orphan_that_kills_its_tree_kills_itself_alone(tmp_path: Path) -> None:
     environ = environment(
-        os.environ.get("DATABASE_URL", "postgresql://nobody@localhost/none"), "orphan", tmp_path / "starts"
+        os.environ.get("DATABASE_URL", "postgresql://none@localhost/none"), "orphan", tmp_path / "starts"
     )
     adopter = subprocess.Popen(
         [sys.executable, "-c", ADOPTS, repr(environ), SUPERVISES, DIES],
@@ -54,7 +55,7 @@ def test_an_orphan_that_kills_its_tree_kills_itself_alone(tmp_path: Path) -> Non
         assert adopter.stdout is not None
         bystander = psutil.Process(int(adopter.stdout.readline()))
         parent = psutil.Process(adopter.pid)
-        # It is reaped by nobody, so it stays as what it has become.
+        # It is never reaped, so it stays a zombie.
         wait_until(
             lambda: (
                 adopter.poll() is not None

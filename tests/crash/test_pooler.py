@@ -1,4 +1,4 @@
-"""Senders and workers behind a connection pooler in transaction mode, where a session is nobody's for long."""
+"""Senders and workers behind a connection pooler in transaction mode, where a session belongs to no client for long."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def poison_of(message_id: object) -> PoisonMessage | None:
 def test_a_handler_that_kills_its_process_ends_as_poison_and_other_messages_go_on(scene: Scene) -> None:
     attempts, processes = 3, 2
     # A rolled back message may be taken by another process before its supervisor has counted: see ``crashes``.
-    killers = {
+    pills = {
         "exits": (scene.send(Transactional, "exits", die="exit"), attempts + processes - 1),
         "segfaults": (scene.send(Leased, "segfaults", die="SIGSEGV"), attempts),
     }
@@ -32,27 +32,27 @@ def test_a_handler_that_kills_its_process_ends_as_poison_and_other_messages_go_o
 
     scene.workers("testapp.Leased", "testapp.Transactional", f"--processes={processes}")
 
-    wait_until(lambda: PoisonMessage.objects.count() == len(killers), "the killers are poison")
+    wait_until(lambda: PoisonMessage.objects.count() == len(pills), "the pills are poison")
     verdict = scene.drained()
     assert verdict.faultless, verdict
     assert all(scene.effects(key) >= 1 for key in good)
-    for key, (message_id, most) in killers.items():
+    for key, (message_id, pill) in pills.items():
         poison = poison_of(message_id)
         assert poison is not None
         assert poison.attempts == attempts
         assert "ProcessDied" in poison.exception_type
-        # One fewer is possible: a process may die of one killer in the instant in which it was given the other.
-        assert attempts - 1 <= len(scene.starts(key)) <= most
+        # One fewer is possible: a process may die of one pill in the instant in which it was given the other.
+        assert attempts - 1 <= len(scene.starts(key)) <= pill
 
 
 @on_both
 def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_do_not(scene: Scene) -> None:
-    killers = [scene.send(queue, f"{queue.__name__} killer", die="tree") for queue in (Transactional, Leased)]
+    pills = [scene.send(queue, f"{queue.__name__} pill", die="tree") for queue in (Transactional, Leased)]
     good = [f"good {number}" for number in range(60)]
     for number, key in enumerate(good):
         scene.send((Leased, Transactional)[number % 2], key)
 
-    # Somebody else keeps house; the tree's own dispatcher would have to wait for its predecessor's term to end.
+    # Another tree runs maintenance; the tree's own dispatcher would have to wait for its predecessor's term to end.
     scene.program("keeper", "manage.py", "rundelayeddispatcher").keep_running()
     tree = scene.tree(
         "testapp.Leased",
@@ -67,36 +67,36 @@ def test_a_handler_that_kills_its_whole_tree_ends_as_poison_and_its_neighbours_d
     )
     tree.keep_running()
 
-    wait_until(lambda: PoisonMessage.objects.count() >= len(killers), "the killers are poison", seconds=120)
+    wait_until(lambda: PoisonMessage.objects.count() >= len(pills), "the pills are poison", seconds=120)
     verdict = scene.drained()
     assert verdict.faultless, verdict
-    assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
+    assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(pills)
     assert all(scene.effects(key) >= 1 for key in good)
     # Two hand-outs more than attempts, and of TRANSACTIONAL one more in the first life of the tree, of which no row
     # tells.
-    assert all(len(scene.starts(f"{queue.__name__} killer")) <= 5 for queue in (Transactional, Leased))
+    assert all(len(scene.starts(f"{queue.__name__} pill")) <= 5 for queue in (Transactional, Leased))
     assert 2 <= tree.restarts <= 10
 
 
 @on_both
 def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_and_headers(scene: Scene) -> None:
-    killer = AtMostOnce.send(_act("killer", die="SIGKILL"), headers={"trace": "t-4711"})
+    pill = AtMostOnce.send(_act("poison_pill", die="SIGKILL"), headers={"trace": "t-4711"})
     tree = scene.workers("testapp.AtMostOnce", "--no-dispatcher", "--no-maintenance")
 
     wait_until(lambda: "message is lost" in tree.log_text(), "the loss is reported")
     report = next(line for line in tree.log_text().splitlines() if "message is lost" in line)
-    assert str(killer) in report
+    assert str(pill) in report
     assert "t-4711" in report
     assert "SIGKILL" in report
     assert AtMostOnce.objects.count() == 0  # gone by contract, never handled twice
-    assert scene.starts("killer") == [1]
+    assert scene.starts("poison_pill") == [1]
 
 
 @on_both
-def test_a_neighbour_that_is_in_hand_each_time_a_killer_strikes_is_not_buried_beside_it(scene: Scene) -> None:
+def test_a_message_in_flight_at_each_crash_of_a_poison_pill_is_not_kept_as_poison_with_it(scene: Scene) -> None:
     """Both are slow, so whenever a process dies of the one it has the other in hand as well."""
-    killers = [
-        scene.send(queue, f"killer of {queue.__name__}", die="SIGKILL", die_after_ms=400)
+    pills = [
+        scene.send(queue, f"pill of {queue.__name__}", die="SIGKILL", die_after_ms=400)
         for queue in (Leased, Transactional)
     ]
     for queue in (Leased, Transactional):
@@ -108,7 +108,7 @@ def test_a_neighbour_that_is_in_hand_each_time_a_killer_strikes_is_not_buried_be
     wait_until(lambda: all(scene.effects(key) for key in neighbours), "the neighbours have their effects")
     verdict = scene.drained()
     assert verdict.faultless, verdict
-    assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(killers)
+    assert {poison.message_id for poison in PoisonMessage.objects.all()} == set(pills)
 
 
 @on_both
@@ -174,7 +174,7 @@ def test_a_killed_dispatcher_is_replaced_and_every_delayed_message_arrives_once(
 @on_both
 def test_leases_of_a_dead_subscriber_are_released_by_its_missing_heartbeat(scene: Scene) -> None:
     """Sooner than by their own end: here the lease would last for an hour more."""
-    survivor = scene.workers("testapp.Transactional")  # keeps house, does not receive the queue
+    survivor = scene.workers("testapp.Transactional")  # runs maintenance, does not receive the queue
     victim = scene.tree("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     victim.start()
     scene.send(Leased, "orphaned", sleep_ms=120_000)

@@ -1,4 +1,5 @@
-"""Handlers that leave things behind on their session or in their process, in real workers: nobody else pays for it."""
+"""Handlers that leave things behind on their session or in their process, in real workers: no other message is
+affected."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ QUEUES: tuple[Any, ...] = (Leased, Transactional, AtMostOnce)
 
 
 @on_both
-def test_what_handlers_leave_on_their_sessions_is_felt_by_nobody(scene: Scene) -> None:
+def test_state_that_handlers_leave_on_their_sessions_affects_no_other_message(scene: Scene) -> None:
     vendor = scene.server.vendor
     names = [name for name in NAMES if name not in left_out(vendor)]
     poison = 0

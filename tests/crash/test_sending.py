@@ -32,7 +32,7 @@ def kill_my_connection(scene: Scene) -> None:
 
 
 def lost(scene: Scene) -> type[Error]:
-    """What a sender is told; the drivers of SQL Server have several classes for it."""
+    """The error that a sender gets; the drivers of SQL Server have several classes for it."""
     return OperationalError if scene.server.vendor == "postgresql" else Error
 
 

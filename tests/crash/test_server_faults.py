@@ -50,7 +50,7 @@ def test_the_server_crashes_under_load_and_nothing_is_lost_or_doubled(scene: Sce
     assert tree.stop() == 0
 
 
-def test_after_an_outage_wake_ups_are_back_at_once_and_each_process_has_said_two_lines(scene: Scene) -> None:
+def test_after_an_outage_notifications_are_back_at_once_and_each_process_has_logged_two_lines(scene: Scene) -> None:
     # On a busy machine the outage takes longer than a subscriber of this suite may be silent.
     tree = scene.workers("testapp.Leased", "testapp.Transactional", "--processes=2", dead_after=120)
 
@@ -136,7 +136,7 @@ def test_without_a_connection_left_the_workers_wait_until_there_is_one(scene: Sc
 
 
 @on_both
-def test_rows_that_another_session_holds_in_a_savepoint_keep_nobody_from_the_others(scene: Scene) -> None:
+def test_rows_that_another_session_locks_in_a_savepoint_do_not_block_the_others(scene: Scene) -> None:
     send_some(scene, 6, "held")
     with holding(scene.server, scene.name) as holder:
         assert [holder.hold_all(queue._meta.db_table) for queue in QUEUES] == [3, 3]
@@ -145,7 +145,7 @@ def test_rows_that_another_session_holds_in_a_savepoint_keep_nobody_from_the_oth
             send_some(scene, 20, f"wave {wave}")
             wait_until(lambda sent=20 * (wave + 1): scene.effects() == sent, "what is free is handled")
         assert holds_for(lambda: scene.effects() == 60, 2), "what is held is not"
-        holder.let_go(committed=False)
+        holder.release(committed=False)
         verdict = scene.drained()
 
     assert verdict.faultless, verdict
@@ -168,7 +168,7 @@ def test_a_deadlock_victim_is_handled_again_without_costing_it_an_attempt(scene:
     assert verdict.faultless, verdict
     assert verdict.effects == 20, "with a single attempt each, a counted deadlock would have been poison"
     assert scene.execute("SELECT sum(amount) FROM accounts") == [(40,)]
-    if private:  # nobody else shows its log
+    if private:  # no other server shows its log
         assert "deadlock detected" in scene.server.log_text()
     assert "failed" not in tree.log_text()
 

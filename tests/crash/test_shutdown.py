@@ -1,4 +1,4 @@
-"""Workers that are told to stop: by a deploy, by a hurried operator, in the middle of things."""
+"""Workers that get a stop request: from a deploy, from an operator, while handlers run."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_a_stopping_worker_gives_back_what_it_has_not_started_uncounted(scene: S
     assert tree.stop() == 0
 
     assert scene.effects("slow") == 1  # it had its time to finish
-    left = list(Leased.objects.values_list("lease_token", "deliveries", "cancels"))
-    assert len(left) >= 250
-    assert set(left) == {(None, 0, 0)}
-    assert not scene.execute("SELECT 1 FROM queueapp_subscriber")  # it said goodbye
+    remaining = list(Leased.objects.values_list("lease_token", "deliveries", "cancels"))
+    assert len(remaining) >= 250
+    assert set(remaining) == {(None, 0, 0)}
+    assert not scene.execute("SELECT 1 FROM queueapp_subscriber")  # it deregistered
 
 
 @on_both

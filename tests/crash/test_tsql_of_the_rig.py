@@ -1,5 +1,5 @@
-"""What the rig, its strikes and its workload say to a SQL Server is T-SQL, as the driver would get it. A server is
-needed to see what it does there: the tests that are marked ``on_both`` and the seeded run."""
+"""The statements of the rig, its faults and its workload for a SQL Server are T-SQL, as the driver would get it. A
+server is needed to see what it does there: the tests that are marked ``on_both`` and the seeded run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.testapp.models import Leased, Transactional
 
 from .rig import sqlserver
 from .rig.explaining import Explanations
+from .rig.fault_injection import HOLDER, FaultInjector
 from .rig.holding import WORDS as HOLDING
 from .rig.holding import Holder
 from .rig.scene import Scene
 from .rig.schedule import Fault
 from .rig.sqlserver import DROP, MAKE, Session, SqlServer
 from .rig.standstill import WORDS as STANDSTILL
-from .rig.strikes import HOLDER, Striker
 from .test_oracle import Books, in_three_tables
 from .test_server_faults import ACCOUNTS
 from .workload import ledger, producers, rudeness
@@ -52,7 +52,7 @@ GRAMMAR = (
 
 def is_tsql(sql: str) -> bool:
     """Whether each statement of a batch, as the driver gets it, is one. Fails where the parser says why not."""
-    return all(re.fullmatch("|".join(GRAMMAR), one) or len(parsed(one)) == 1 for one in sql.split("; "))
+    return all(re.fullmatch("|".join(GRAMMAR), word) or len(parsed(word)) == 1 for word in sql.split("; "))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def is_tsql(sql: str) -> bool:
         WORDS_OF_IT.here,
         f"SELECT 1 FROM queueapp_poisonmessage WHERE {WORDS_OF_IT.key} = %s",
         f"SELECT count(*) FROM queueapp_delayedmessage WHERE due < {WORDS_OF_IT.far_future}",
-        *(one.format("crash_1_scene_1") for one in (*MAKE, *DROP)),
+        *(item.format("crash_1_scene_1") for item in (*MAKE, *DROP)),
         *(
             getattr(sqlserver, name)
             for name in ("SESSIONS", "HAS_SESSION", "NOW", "SNAPSHOT", "BEGIN", "COMMIT", "LEAVE")
@@ -75,9 +75,9 @@ def is_tsql(sql: str) -> bool:
         sqlserver.WAITING,
         ACCOUNTS["microsoft"],
         *in_three_tables("microsoft"),
-        *(one.format("testapp_leased") for one in STANDSTILL["microsoft"][:3]),
+        *(item.format("testapp_leased") for item in STANDSTILL["microsoft"][:3]),
         *HOLDING["microsoft"].begin,
-        *(one.format(table="testapp_leased") for one in HOLDING["microsoft"][1:]),
+        *(item.format(table="testapp_leased") for item in HOLDING["microsoft"][1:]),
         *(said["microsoft"] for said in rudeness.SAID.values()),
         ledger.delay_in_tsql(0.005),
         ledger.delay_in_tsql(61.5),
@@ -92,7 +92,7 @@ def test_a_delay_is_as_long_as_it_is_meant_to_be() -> None:
     assert ledger.delay_in_tsql(61.5) == "WAITFOR DELAY '00:01:01.500'"
 
 
-def test_both_databases_are_said_the_same_things() -> None:
+def test_both_databases_get_the_same_statements() -> None:
     assert WORDS.keys() == HOLDING.keys() == STANDSTILL.keys() == {"postgresql", "microsoft"}
     assert all(said.keys() == WORDS.keys() for said in rudeness.SAID.values())
 
@@ -101,7 +101,7 @@ def test_the_oracle_looks_where_it_looks_on_postgresql() -> None:
     def tables(vendor: str, dialect: str) -> set[str]:
         from sqlglot import parse_one
 
-        return {one.name for one in parse_one(WORDS[vendor].here, dialect=dialect).find_all(exp.Table)} - {"p"}
+        return {item.name for item in parse_one(WORDS[vendor].here, dialect=dialect).find_all(exp.Table)} - {"p"}
 
     assert tables("microsoft", "tsql") == tables("postgresql", "postgres") >= set(QUEUES.values())
 
@@ -158,35 +158,35 @@ def server(recorder: Recorder) -> RecordedServer:
 
 
 @pytest.fixture
-def striker(server: RecordedServer) -> Striker:
+def injector(server: RecordedServer) -> FaultInjector:
     scene: Any = SimpleNamespace(server=server, name="scene_1")
     proxy: Any = None
-    return Striker(scene, [], [], proxy)
+    return FaultInjector(scene, [], [], proxy)
 
 
 def statements(recorder: Recorder) -> list[str]:
     """What has reached the driver: all of it T-SQL, with as many values as places for them."""
-    for one in recorder.statements:
-        assert is_tsql(one.sql), one.sql
-        assert one.sql.count("?") == len(one.params), one
-        if one.params:
-            assert placeholders(parsed(one.sql)) == len(one.params)
-    return [one.sql for one in recorder.statements]
+    for statement in recorder.statements:
+        assert is_tsql(statement.sql), statement.sql
+        assert statement.sql.count("?") == len(statement.params), statement
+        if statement.params:
+            assert placeholders(parsed(statement.sql)) == len(statement.params)
+    return [item.sql for item in recorder.statements]
 
 
 def fault(kind: str, how: float) -> Fault:
-    return Fault(0.0, kind, whom=0.0, how=how, long=0.0)
+    return Fault(0.0, kind, victim=0.0, how=how, long=0.0)
 
 
 @pytest.mark.parametrize(("how", "end"), [(0.0, "ROLLBACK TRANSACTION held"), (0.9, "COMMIT TRANSACTION")])
 def test_rows_are_held_by_a_transaction_with_a_savepoint_that_is_ended_at_last(
-    recorder: Recorder, striker: Striker, how: float, end: str
+    recorder: Recorder, injector: FaultInjector, how: float, end: str
 ) -> None:
     recorder.answers = [[], [], [(1,), (2,)]]
     stopping = threading.Event()
-    striker.strike(fault("savepoint", how), stopping)
-    assert striker.struck == {"savepoint": 1}
-    assert [event.whom for event in striker.events] == [HOLDER]
+    injector.inject(fault("savepoint", how), stopping)
+    assert injector.injected == {"savepoint": 1}
+    assert [event.victim for event in injector.events] == [HOLDER]
     stopping.set()
     for thread in threading.enumerate():
         if thread.name == HOLDER:
@@ -196,7 +196,7 @@ def test_rows_are_held_by_a_transaction_with_a_savepoint_that_is_ended_at_last(
     assert [begin, save] == ["BEGIN TRANSACTION", "SAVE TRANSACTION held"]
     assert [*hints(parsed(held))] == [("testapp_leased", {"UPDLOCK", "READPAST", "ROWLOCK", "READCOMMITTEDLOCK"})]
     assert rest == [end, sqlserver.LEAVE], "or the transaction would go on in the driver's pool"
-    assert [one.params for one in recorder.statements[:3]] == [(), (), (1 + int(20 * how),)]
+    assert [statement.params for statement in recorder.statements[:3]] == [(), (), (1 + int(20 * how),)]
 
 
 def test_nothing_to_hold_ends_the_transaction_too(recorder: Recorder, server: RecordedServer) -> None:
@@ -206,16 +206,16 @@ def test_nothing_to_hold_ends_the_transaction_too(recorder: Recorder, server: Re
     assert statements(recorder)[-1] == sqlserver.LEAVE
 
 
-def test_a_killer_and_its_entry_in_the_ledger_are_one_transaction(recorder: Recorder, striker: Striker) -> None:
-    striker.strike(fault("killer", 0.0), threading.Event())
-    assert striker.struck == {"killer": 1}
+def test_a_poison_pill_and_its_ledger_entry_are_one_transaction(recorder: Recorder, injector: FaultInjector) -> None:
+    injector.inject(fault("poison_pill", 0.0), threading.Event())
+    assert injector.injected == {"poison_pill": 1}
     begin, entry, message, commit, leave = statements(recorder)
     assert (begin, commit, leave) == (sqlserver.BEGIN, sqlserver.COMMIT, sqlserver.LEAVE)
     assert "crash_sent" in entry
     assert message.startswith("INSERT INTO testapp_leased (id, headers, body)")
 
 
-def test_sessions_of_a_run_are_killed_by_their_number_and_nobody_elses(
+def test_only_sessions_of_the_run_are_killed_by_their_number(
     recorder: Recorder, server: RecordedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {100: "tree1", 101: "", 102: "tree2"}
@@ -223,13 +223,13 @@ def test_sessions_of_a_run_are_killed_by_their_number_and_nobody_elses(
     recorder.answers = [[(51, 100), (52, 101), (53, 102)]]
     scene: Any = SimpleNamespace(server=server, name="scene_1")
     proxy: Any = None
-    striker = Striker(scene, [], [], proxy)
-    striker.strike(fault("backend", 0.99), threading.Event())
+    injector = FaultInjector(scene, [], [], proxy)
+    injector.inject(fault("backend", 0.99), threading.Event())
 
-    assert [event.whom for event in striker.events] == ["tree1", "tree2"]
-    killed = [one.sql for one in recorder.statements if "KILL" in one.sql]
+    assert [event.victim for event in injector.events] == ["tree1", "tree2"]
+    killed = [statement.sql for statement in recorder.statements if "KILL" in statement.sql]
     assert killed == [sqlserver.KILL.format(51), sqlserver.KILL.format(53)]
-    assert all(not one.params for one in recorder.statements if "KILL" in one.sql), "it takes none"
+    assert all(not statement.params for statement in recorder.statements if "KILL" in statement.sql), "it takes none"
     assert statements(recorder)
 
 
@@ -258,7 +258,7 @@ def test_a_question_takes_no_lock(recorder: Recorder, server: RecordedServer) ->
     assert statements(recorder) == [sqlserver.SNAPSHOT, "SELECT count(*) FROM crash_sent", sqlserver.LEAVE]
 
 
-def test_times_of_the_server_are_brought_to_the_clock_of_the_strikes(
+def test_times_of_the_server_are_converted_to_the_clock_of_the_faults(
     recorder: Recorder, server: RecordedServer
 ) -> None:
     at = datetime(2026, 1, 1, 12)
@@ -313,7 +313,7 @@ def default(recorder: Recorder) -> Iterator[None]:
         ),
     ],
 )
-def test_the_workload_says_tsql(recorder: Recorder, say: Callable[[], object]) -> None:
+def test_the_workload_is_tsql(recorder: Recorder, say: Callable[[], object]) -> None:
     say()
     assert len(statements(recorder)) == 1
 
@@ -331,7 +331,7 @@ def test_the_backlog_is_counted_past_the_locks_of_others(recorder: Recorder) -> 
 def is_like(sql: str, pattern: str) -> bool:
     """What LIKE says."""
     wild = {"%": ".*", "_": "."}
-    return re.fullmatch("".join(wild.get(one, re.escape(one)) for one in pattern), sql, re.DOTALL) is not None
+    return re.fullmatch("".join(wild.get(item, re.escape(item)) for item in pattern), sql, re.DOTALL) is not None
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional])
@@ -357,12 +357,12 @@ def test_a_worker_that_waits_is_found_in_the_statement_that_is_meant_and_in_no_o
         recorder.statements.clear()
         recorder.answers = [[(0, 0, None, None, None)]] if verb == "look" else []
         run()
-        for one in recorder.statements:
+        for statement in recorder.statements:
             for what, pattern in (
                 ("claims", held.claims[table]),
                 ("acking", held.acking),
                 ("recording", held.recording[table]),
             ):
-                if is_like(one.sql, pattern.format(table)):
+                if is_like(statement.sql, pattern.format(table)):
                     found[what].append(verb)
     assert found == {"claims": ["claim"], "acking": ["ack"], "recording": ["record", "record at once"]}

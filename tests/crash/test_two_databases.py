@@ -65,7 +65,7 @@ def test_a_process_that_died_before_it_committed_anything_has_delivered_nothing(
         return server.waiting(name, "LCK[_]M[_]%", "%testapp_transactional%")
 
     with server.connect(name) as blocker, blocker.transaction():
-        blocker.execute(WORDS[server.vendor].from_writing.format("testapp_transactional"))  # nobody may insert
+        blocker.execute(WORDS[server.vendor].from_writing.format("testapp_transactional"))  # no session may insert
         two.send("message")
         dispatcher = two.dispatcher()
         wait_until(waiting, "the forwarder waits for the queue's table")
@@ -113,7 +113,7 @@ def test_a_target_that_is_away_keeps_no_messages_for_others_waiting_and_gets_its
             "SELECT 1 FROM queueapp_subscriber WHERE breakers LIKE '%Dispatch of due messages in default for "
             "warehouse%'"
         ),
-        "its breaker is told",
+        "its breaker is reported",
     )
     assert two.kept() == 1
     server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

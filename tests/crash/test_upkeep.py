@@ -1,4 +1,4 @@
-"""Who dispatches delayed messages and who keeps house may be two processes of two trees, or nobody; each is elected for
+"""Two processes of two trees, or none, may dispatch delayed messages and run maintenance; each is elected for
 itself."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LABELS = (Leased._meta.label, Transactional._meta.label)
 
 
 def expire(number: int) -> None:
-    """Some messages that nobody will ever receive."""
+    """Some messages that no worker will ever receive."""
     Transactional.send_many([{"number": n} for n in range(number)], expires_in=timedelta(hours=1))
     Transactional.objects.update(expires="2000-01-01T00:00:00Z")
 
@@ -40,11 +40,11 @@ def test_a_tree_without_a_dispatcher_runs_maintenance(scene: Scene) -> None:
     expire(3)
     wait_until(gone, "and again")
     wait_until(lambda: roles() == [MAINTENANCE], "its pulse is seen")
-    assert holds_for(lambda: not scene.starts("later"), 2), "nobody dispatches"
+    assert holds_for(lambda: not scene.starts("later"), 2), "no dispatcher runs"
     wait_until(lambda: f"{DISPATCHER} in 'default': no dispatcher is running" in tree.log_text(), "it is said")
     assert tree.log_text().count("no dispatcher is running") == 1
     assert tree.stop() == 0
-    assert not roles(), "it signed off"
+    assert not roles(), "it deregistered"
 
 
 @on_both
@@ -62,8 +62,8 @@ def test_a_tree_without_maintenance_dispatches(scene: Scene) -> None:
     )
     assert holds_for(lambda: tree.log_text().count("no maintenance is running") == 1, 2), "by one of its workers, once"
 
-    other = scene.program("keeper", "manage.py", "rundelayeddispatcher")
-    other.keep_running()
+    second_program = scene.program("keeper", "manage.py", "rundelayeddispatcher")
+    second_program.keep_running()
     wait_until(gone, "another process runs maintenance")
     wait_until(lambda: f"{MAINTENANCE} in 'default': one is running again" in tree.log_text(), "that is said as well")
 

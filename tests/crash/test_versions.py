@@ -21,7 +21,7 @@ def test_messages_of_a_type_that_only_the_next_version_knows_are_left_for_it(sce
     old = scene.workers(*queues)
     wait_until(lambda: scene.effects() == 40, "the old version handles what it knows")
     # It does not spin on the others, does not count attempts, and does not poison them.
-    # A claim counts deliveries, and gives back what nobody knows a moment later.
+    # A claim counts deliveries, and releases unknown types a moment later.
     wait_until(lambda: deliveries() == {0}, "what the old version does not know is given back")
     assert Leased.objects.count() == Transactional.objects.count() == 20
     assert not PoisonMessage.objects.exists()

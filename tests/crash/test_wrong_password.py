@@ -25,7 +25,7 @@ WRONG = "not-the-one"
     ],
     ids=lambda command: command[0],
 )
-def test_a_command_says_it_in_one_line(scene: Scene, command: list[str]) -> None:
+def test_a_command_states_it_in_one_line(scene: Scene, command: list[str]) -> None:
     url = scene.server.url(scene.name, port=scene.server.port)
     user, _, rest = url.removeprefix("postgresql://").partition(":")
     wrong = f"postgresql://{user}:{WRONG}@{rest.partition('@')[2]}"

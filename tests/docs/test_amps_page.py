@@ -75,7 +75,7 @@ def test_every_row_names_the_option_that_the_command_writes() -> None:
 @pytest.mark.parametrize(
     "element", [*DISTRIBUTED, *(name for name in QUEUES if name not in ("LocalQueue", "QueueDefinition"))]
 )
-def test_what_is_not_built_says_so(element: str) -> None:
+def test_unsupported_features_are_named(element: str) -> None:
     assert "Not built yet; refused at import" in ROWS[element][4]
 
 
@@ -90,7 +90,7 @@ def test_the_example_is_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
 #: What AMPS says of queues, by element or by what is done to a message -> the tests named after it. The first says what
 #: it is for.
 TESTS = {
-    "Name": "test_underlying_topic_is_the_name_and_the_name_the_class_where_nothing_else_is_said",
+    "Name": "test_underlying_topic_is_the_name_and_the_name_the_class_where_nothing_else_is_set",
     "MessageType": "test_message_type_msgpack_is_sent_filtered_and_handled test_message_type_binary_has_no_fields "
     "test_message_type_must_be_one_for_a_topic test_message_type_of_a_project_is_a_codec",
     "UnderlyingTopic": "test_underlying_topic_takes_what_is_published_to_it_into_every_queue_under_one_id "
@@ -112,16 +112,16 @@ TESTS = {
     "test_semantics_at_most_once_is_gone_when_it_is_received "
     "test_semantics_at_most_once_with_a_limit_frees_places_of_receive_as_they_are_acked "
     "test_semantics_at_most_once_with_a_limit_is_gone_with_the_subscriber_that_it_was_sent_to",
-    "LeasePeriod": "test_lease_period_unset_should_never_lapse_and_never_be_renewed "
+    "LeasePeriod": "test_lease_without_a_period_should_never_expire_and_never_be_renewed "
     "test_lease_period_set_at_run_time_is_in_force_for_workers_and_receive",
     "disconnect": "test_disconnect_of_a_dead_subscriber_gives_its_leases_back "
     "test_disconnect_by_an_error_in_the_block_gives_leased_messages_back",
     "Leasing": "test_leasing_the_holder_may_ack test_leasing_another_clients_lease "
-    "test_leasing_what_is_leased_to_nobody "
+    "test_leasing_of_messages_without_an_owner "
     "test_leasing_the_unit_is_the_client test_leasing_a_late_ack_before_it_is_leased_anew "
     "test_leasing_a_late_ack_after_it_was_leased_anew",
     "ack by filter": "test_ack_by_filter",
-    "ack cancel": "test_ack_cancel test_ack_cancel_of_what_has_lapsed_changes_nothing",
+    "ack cancel": "test_ack_cancel test_ack_cancel_of_an_expired_lease_changes_nothing",
     "ack expire": "test_ack_expire",
     "MaxDeliveries": "test_max_deliveries_the_one_that_reaches_it_is_the_last "
     "test_max_deliveries_should_end_as_the_queue_wants "
@@ -153,7 +153,7 @@ TESTS = {
     "test_target_queue_depth_below_1000_is_refused test_target_queue_depth_excludes_priority_and_barrier "
     "test_target_queue_depth_set_at_run_time_is_in_force_for_who_tops_up",
     "Queue": "test_distribution_is_refused_until_it_is_built",
-    "LocalQueue": "test_distribution_local_may_be_said",
+    "LocalQueue": "test_distribution_local_is_accepted",
     "GroupLocalQueue": "test_distribution_is_refused_until_it_is_built",
     "InitialOwner": "test_initial_owner_is_refused_until_it_is_built "
     "test_initial_owner_is_required_of_a_group_local_queue",
@@ -175,5 +175,5 @@ def test_every_row_has_a_test_named_after_it() -> None:
 def test_the_last_column_selects_those_tests() -> None:
     words = {element: cells[5].strip("`") for element, cells in ROWS.items()}
     assert [
-        one for one, tests in TESTS.items() if not all(words.get(one, one.split()[0]) in t for t in tests.split())
+        test for test, tests in TESTS.items() if not all(words.get(test, test.split()[0]) in t for t in tests.split())
     ] == []

@@ -23,7 +23,9 @@ def summary(package: str, name: str) -> str:
 
 def table(package: str) -> str:
     contracts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(one for one in contracts if one["type"] == "layers" and one.get("containers") == [package])["layers"]
+    layers = next(
+        contract for contract in contracts if contract["type"] == "layers" and contract.get("containers") == [package]
+    )["layers"]
     rows = ["| layer | package | what |", "| --- | --- | --- |"]
     for number, layer in enumerate(layers, 1):
         for name in layer.split(" | "):
@@ -47,7 +49,7 @@ def test_the_page_has_the_layers_of_the_import_contracts() -> None:
     assert PAGE.read_text() == made(), "run UPDATE_DOCS=1 python -m pytest tests/docs/test_architecture_page.py"
 
 
-def test_each_package_says_what_it_is_for() -> None:
+def test_each_package_states_what_it_is_for() -> None:
     rows = re.findall(r"^\| \d+ \| `([\w/.]+)` \| (.*) \|$", made(), re.MULTILINE)
     assert [name for name, what in rows if not what and name != "management/"] == []
 

@@ -29,7 +29,7 @@ def test_the_block_of_the_page_runs() -> None:
 def test_every_option_is_on_the_page() -> None:
     text = PAGE.read_text()
 
-    assert [one.name for one in OPTIONS if f"| `{one.name}` |" not in text] == []
+    assert [option.name for option in OPTIONS if f"| `{option.name}` |" not in text] == []
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

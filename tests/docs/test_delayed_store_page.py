@@ -40,7 +40,7 @@ class TestFileStore(DelayedStoreConformance):
         return store
 
 
-def test_the_suite_runs_under_unittest_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suite_runs_under_unittest_as_the_page_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PAGE.FileStoreTests, "available_apps", ["queueapp", "tests.testapp"])
     suite = unittest.TestSuite([PAGE.FileStoreTests("test_the_oldest_is_fetched_first")])
 
@@ -63,8 +63,8 @@ def configured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_it_works_in_a_project_of_several_semantics() -> None:
     sent = [Leased.send({"n": n}, delay=timedelta(milliseconds=50 * n)) for n in range(3)]
     later = Leased.send({"n": 9}, delay=timedelta(hours=1))
-    (mine,) = [one for one in queue_stats([Leased]) if one.queue == "testapp.Leased"]
-    assert (mine.delayed, mine.error) == (4, "")
+    (stats,) = [item for item in queue_stats([Leased]) if item.queue == "testapp.Leased"]
+    assert (stats.delayed, stats.error) == (4, "")
     assert not DelayedMessage.objects.exists()
 
     dispatcher = DelayedDispatcher("default", uuid.uuid4())

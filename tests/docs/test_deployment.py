@@ -28,7 +28,7 @@ PAGES_OF_A_TREE = ("/healthz", "/readyz", "/metrics")
 MARGIN = 15
 
 
-def test_a_tree_has_as_many_connections_as_the_formula_says(scene: Scene) -> None:
+def test_a_tree_has_as_many_connections_as_the_formula_states(scene: Scene) -> None:
     module: dict[str, object] = {}
     exec(FILES["connections.py"], module)
     queues = [Leased, Transactional, AtMostOnce]
@@ -131,10 +131,10 @@ def test_the_yaml_is_yaml_and_its_health_check_is_the_page_s(name: str) -> None:
         for probe, path in (("livenessProbe", "/healthz"), ("startupProbe", "/healthz"), ("readinessProbe", "/readyz")):
             assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
             assert path in PAGES_OF_A_TREE
-        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+        assert {item["name"] for item in container["volumeMounts"]} == {item["name"] for item in pod["volumes"]}
 
 
-def test_the_health_check_tells_a_live_worker_from_none(scene: Scene) -> None:
+def test_the_health_check_distinguishes_a_live_worker_from_none(scene: Scene) -> None:
     tree = scene.workers(Leased._meta.label)
 
     def code() -> int:

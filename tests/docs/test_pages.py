@@ -76,11 +76,11 @@ def test_every_function_of_expressions_is_on_their_page_and_no_other() -> None:
     assert set(re.findall(r"([A-Z_0-9]+)\(", rows)) == {*FUNCTIONS, *SPECIAL}
 
 
-def test_every_expression_of_the_page_gives_what_it_says() -> None:
+def test_every_expression_of_the_page_gives_what_it_states() -> None:
     rows = re.findall(r"^\| `(.+)` \| `([^`]+)` \|$", page("reference/expressions.md").read_text(), re.MULTILINE)
     assert len(rows) == 16
     for text, result in rows:
-        expected, given = (compile_expression(each).evaluate(ParsedMessage({})) for each in (result, text))
+        expected, given = (compile_expression(item).evaluate(ParsedMessage({})) for item in (result, text))
         assert (type(given), given) == (type(expected), expected), text
 
 
@@ -120,7 +120,7 @@ def test_the_router_of_the_page_places_the_queues_of_one_app(settings: object) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_figures_and_the_formatter_of_the_page_say_what_there_is() -> None:
+def test_the_figures_and_the_formatter_of_the_page_state_what_there_is() -> None:
     Leased.send({"n": 1})
     with run_blocks(page("howto/alerts.md")) as module:
         assert module.late(-1.0) == ["testapp.Leased"]

@@ -47,7 +47,7 @@ def test_an_alert_and_its_end_have_one_deduplication_key_at_pagerduty() -> None:
     )
     over = Notification("age", "shop.Orders", "", "over", "default", datetime.now(UTC), resolved=True)
     with run_blocks(PAGE) as module:
-        first, last = (module.pagerduty_event(each, "key") for each in (alert, over))
+        first, last = (module.pagerduty_event(item, "key") for item in (alert, over))
     assert (first["event_action"], last["event_action"]) == ("trigger", "resolve")
     assert first["dedup_key"] == last["dedup_key"]
 

@@ -49,7 +49,7 @@ Every command of `manage.py`, as `--help` prints it, without the options that Dj
     return text
 
 
-def test_the_page_of_the_commands_says_what_their_help_says() -> None:
+def test_the_page_of_the_commands_is_what_their_help_shows() -> None:
     if os.environ.get("UPDATE_DOCS"):
         COMMANDS.write_text(page())
     assert COMMANDS.read_text() == page(), "run UPDATE_DOCS=1 python -m pytest tests/docs"

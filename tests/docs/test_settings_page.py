@@ -17,9 +17,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 def table(options: Iterable[Option]) -> str:
     rows = ["| name | default | accepted | meaning |", "| --- | --- | --- | --- |"]
-    for one in options:
-        default = getattr(one.default, "value", one.default)
-        rows.append(f"| `{one.name}` | `{default}` | {one.accepted} | {_cell(one.doc)} |")
+    for option in options:
+        default = getattr(option.default, "value", option.default)
+        rows.append(f"| `{option.name}` | `{default}` | {option.accepted} | {_cell(option.doc)} |")
     return "\n".join(rows)
 
 
@@ -32,10 +32,13 @@ def origin_table() -> str:
         "| name | default there | accepted there | ours | accepted | meaning |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for one in asyncmonolith_names.SETTINGS:
-        ours = ", ".join(f"`{name}`" for name in one.ours)
-        default = f"{one.default} {one.unit}".strip()
-        rows.append(f"| `{one.name}` | {default} | {one.theirs} | {ours} | {one.accepted} | {_cell(one.doc)} |")
+    for setting in asyncmonolith_names.SETTINGS:
+        product = ", ".join(f"`{name}`" for name in setting.settings)
+        default = f"{setting.default} {setting.unit}".strip()
+        rows.append(
+            f"| `{setting.name}` | {default} | {setting.asyncmonolith_bound} | {product} | {setting.accepted} | "
+            f"{_cell(setting.doc)} |"
+        )
     return "\n".join(rows)
 
 
@@ -73,7 +76,7 @@ refused.
 """
 
 
-def test_the_settings_page_says_what_the_code_says() -> None:
+def test_the_settings_page_is_what_the_code_declares() -> None:
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(page())
     assert PAGE.read_text() == page(), "run UPDATE_DOCS=1 python -m pytest tests/docs"

@@ -38,10 +38,10 @@ def test_the_site_has_four_parts() -> None:
 def test_each_of_the_others_has_what_it_does_better() -> None:
     """A column in the table, and when to take it instead."""
     text = (DOCS / "explanation" / "comparison.md").read_text()
-    _, _, *others = [cell.strip() for cell in text[text.index("\n| ") :].splitlines()[1].strip("|").split("|")]
-    assert others == ["Celery", "django-tasks-db", "procrastinate", "pgqueuer", "Oban"]
+    _, _, *rest = [cell.strip() for cell in text[text.index("\n| ") :].splitlines()[1].strip("|").split("|")]
+    assert rest == ["Celery", "django-tasks-db", "procrastinate", "pgqueuer", "Oban"]
     instead = re.findall(r"^- \*\*(.+?)\*\*, when (.+)", text, re.MULTILINE)
-    assert [name for name, _ in instead] == others
+    assert [name for name, _ in instead] == rest
 
 
 def test_what_is_called_missing_has_no_page_of_its_own() -> None:

@@ -46,7 +46,7 @@ def test_the_blocks_of_the_page_run(settings: Any, monkeypatch: pytest.MonkeyPat
 
 def test_every_option_of_the_backend_is_on_the_page() -> None:
     text = PAGE.read_text()
-    own = [one.name for one in OPTIONS][:5]
+    own_value = [option.name for option in OPTIONS][:5]
 
-    assert [name for name in own if f"| `{name}` |" not in text] == []
-    assert own == ["queue", "enqueue_on_commit", "retention", "work", "modules"]
+    assert [name for name in own_value if f"| `{name}` |" not in text] == []
+    assert own_value == ["queue", "enqueue_on_commit", "retention", "work", "modules"]

@@ -15,12 +15,12 @@ from .running import run_blocks
 PAGE = DOCS / "howto" / "tracing.md"
 
 
-def as_tree(told: Telemetry) -> str:
+def as_tree(telemetry: Telemetry) -> str:
     """What has a parent in the trace below it, indented, as the page shows it."""
     lines: list[str] = []
 
     def add(parent: int | None, depth: int) -> None:
-        for span in sorted(told.spans, key=lambda one: one.start_time or 0):
+        for span in sorted(telemetry.spans, key=lambda item: item.start_time or 0):
             if (span.parent.span_id if span.parent else None) == parent and span.context is not None:
                 consumer = (span.attributes or {}).get("messaging.consumer.group.name")
                 lines.append("  " * depth + span.name + (f" [{consumer}]" if consumer else ""))
@@ -32,19 +32,19 @@ def as_tree(told: Telemetry) -> str:
 
 @pytest.mark.django_db(transaction=True)
 def test_the_example_makes_the_trace_of_the_page() -> None:
-    with run_blocks(PAGE) as shop, telemetry(PEEK_DELAY=0.1) as told:
-        with told.tracer.start_as_current_span("GET /order"):
+    with run_blocks(PAGE) as shop, telemetry(PEEK_DELAY=0.1) as reported:
+        with reported.tracer.start_as_current_span("GET /order"):
             assert shop.order(RequestFactory().get("/order")).status_code == 202
         for queue in (shop.Orders, shop.Parcels):
-            one = SingleReceiver(queue)
-            eventually(lambda one=one: one.receive(1))
+            single_receiver = SingleReceiver(queue)
+            eventually(lambda item=single_receiver: item.receive(1))
         (expected,) = (block.code for block in blocks(PAGE, "text"))
-        assert as_tree(told) == expected.rstrip("\n")
+        assert as_tree(reported) == expected.rstrip("\n")
 
         shop.Orders.send({"number": 8})
         shop.nightly()
         assert [
-            (one.attributes or {})["messaging.consumer.group.name"] for one in told.named("process shop.Orders")
+            (item.attributes or {})["messaging.consumer.group.name"] for item in reported.named("process shop.Orders")
         ] == [
             "pack",
             "nightly",

@@ -2,7 +2,7 @@
 
 In an environment that begins empty, into which pip installs the wheel and from the registry what it needs; or, on
 machines without one, beside the packages of this environment. Only what belongs to this machine is done otherwise, and
-said in ``STAND_INS``: where the database and the wheel are, and that nobody looks at the browser. In what a command
+said in ``STAND_INS``: where the database and the wheel are, and that there is no browser. In what a command
 prints, ``…`` stands for anything.
 """
 
@@ -45,7 +45,7 @@ assert not PoisonMessage.objects.exists(), done.content.decode()
 
 
 class Newcomer:
-    """Somebody with an empty folder, a database server and this page. ``prepared``: an environment that has the
+    """A reader with an empty folder, a database server and this page. ``prepared``: an environment that has the
     wheel."""
 
     def __init__(self, home: Path, built: Path, prepared: Path | None, environment: dict[str, str]) -> None:

@@ -85,8 +85,8 @@ def test_containers_that_migrate_at_once_all_succeed_and_the_database_passes_its
     with ThreadPoolExecutor(4) as containers:
         done = list(containers.map(lambda _: manage(factory, "migrate"), range(4)))
 
-    assert [one.returncode for one in done] == [0] * 4, "".join(one.stdout for one in done)
-    assert sum("Applying queueapp.0001_initial" in one.stdout for one in done) == 1
+    assert [message.returncode for message in done] == [0] * 4, "".join(message.stdout for message in done)
+    assert sum("Applying queueapp.0001_initial" in message.stdout for message in done) == 1
     checked = manage(factory, "check", "--database", "default")
     assert (checked.returncode, "queueapp.W" in checked.stdout) == (0, False), checked.stdout
 

@@ -42,7 +42,7 @@ def test_the_page_has_the_versions_of_the_metadata_on_one_line() -> None:
 
 def test_the_workflow_pairs_python_and_django_as_nox_does(jobs: Any) -> None:
     matrix = jobs["versions"]["strategy"]["matrix"]
-    without = [(each["python"], each["django"]) for each in matrix["exclude"]]
+    without = [(item["python"], item["django"]) for item in matrix["exclude"]]
     pairs = {(p, d) for p in matrix["python"] for d in matrix["django"] if (p, d) not in without}
     assert pairs == {(python, django) for python, allowed in noxfile.DJANGO.items() for django in allowed}
     assert matrix["python"] == classifiers("Programming Language :: Python")
@@ -55,7 +55,7 @@ def test_the_workflow_has_every_database_of_the_page(jobs: Any) -> None:
     assert servers["version"] == ["2019", "2022", "2025"]
     assert servers["driver"] == ["mssql-python", "pyodbc"]
     assert servers["snapshot"] == ["OFF", "ON"]
-    optimized = [(one["version"], one["driver"]) for one in servers["include"] if one["locking"] == "ON"]
+    optimized = [(server["version"], server["driver"]) for server in servers["include"] if server["locking"] == "ON"]
     assert optimized == [("2025", "mssql-python"), ("2025", "pyodbc")]
     urls = [step.get("env", {}).get("DATABASE_URL") for step in jobs["sqlserver"]["steps"]]
     assert "${{ env.QUEUEAPP_TEST_SQLSERVER_URL }}" in urls, "it is the default of one run as well"
@@ -73,7 +73,7 @@ def actionlint() -> list[str]:
 
 
 def test_actionlint_finds_nothing() -> None:
-    workflows = [str(each.relative_to(CHECKOUT)) for each in WORKFLOWS.glob("*.yml")]
+    workflows = [str(path.relative_to(CHECKOUT)) for path in WORKFLOWS.glob("*.yml")]
     done = subprocess.run([*actionlint(), *workflows], cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

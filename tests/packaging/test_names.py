@@ -49,7 +49,7 @@ def is_module(name: str) -> bool:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(WORKERS)))
-def test_a_module_of_workers_never_says_its_packages_name(module: Path) -> None:
+def test_a_module_of_workers_never_names_its_package(module: Path) -> None:
     assert list(faults(module.read_text(), len(module.relative_to(WORKERS).parts) - 1)) == []
 
 
@@ -86,13 +86,13 @@ def test_the_test_above_lets_pass(code: str) -> None:
 
 
 def test_the_list_of_packages_in_pyproject_is_complete() -> None:
-    ours = sorted(
+    product = sorted(
         ".".join(folder.relative_to(CHECKOUT).parts)
         for package in (CHECKOUT / "queueapp", WORKERS)
         for folder in {path.parent for path in package.rglob("*.py")}
     )
     pyproject = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
-    expected = {f"queueapp.{name}" if name.split(".")[0] == "workers" else name for name in ours}
+    expected = {f"queueapp.{name}" if name.split(".")[0] == "workers" else name for name in product}
     assert set(pyproject["tool"]["setuptools"]["packages"]) == expected
 
 

@@ -1,4 +1,4 @@
-"""The wheel as somebody else has it: installed beside a Django project with a package `workers` of its own.
+"""The wheel as a project has it: installed beside a Django project with a package `workers` of its own.
 
 The project is ``factory/``, copied out of the checkout. Its environment has the packages that this one has, but not the
 checkout itself: a ``.pth`` names our site-packages, and a ``.pth`` found there (the checkout's) is not followed.
@@ -64,8 +64,8 @@ def installed(wheel: Path, environment: Path, *, cwd: Path) -> Path:
     python = environment / "bin" / "python"
     run(*UV, "pip", "install", *OFFLINE, "--no-deps", "--python", python, wheel, cwd=cwd)
     package = Path(run(python, "-c", "import queueapp; print(queueapp.__file__)", cwd=cwd).strip()).parent
-    ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    (package.parent / "packages.pth").write_text("\n".join(ours) + "\n")
+    product = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (package.parent / "packages.pth").write_text("\n".join(product) + "\n")
     return python
 
 
@@ -126,13 +126,13 @@ def own_database() -> Iterator[dict[str, Any]]:
 def test_the_wheel_has_every_file_of_both_packages_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    ours = {
+    product = {
         path.relative_to(CHECKOUT).as_posix()
         for package in ("queueapp", "workers")
         for path in (CHECKOUT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
-    assert names == {f"queueapp/{name}" if name.startswith("workers/") else name for name in ours}
+    assert names == {f"queueapp/{name}" if name.startswith("workers/") else name for name in product}
     assert {
         "queueapp/py.typed",
         "queueapp/static/queueapp/admin.css",
@@ -168,13 +168,13 @@ def test_the_project_has_its_own_workers_and_ours_installed(factory: Factory) ->
     code += (
         "answer = [queueapp.__file__, workers.__file__, ours.__file__, dir(queueapp), sys.path, find_spec('project')]"
     )
-    installed, own, ours, names, path, project = factory.shell(code)
+    installed, own_value, product, names, path, project = factory.shell(code)
     home = Path(installed).parent
     assert home.is_relative_to(factory.python.parents[1])
-    assert Path(ours) == home / "workers" / "__init__.py"
-    assert Path(own) == factory.home / "workers" / "__init__.py"
+    assert Path(product) == home / "workers" / "__init__.py"
+    assert Path(own_value) == factory.home / "workers" / "__init__.py"
     assert {"Queue", "consumer", "Message"} <= set(names)
-    assert CHECKOUT not in {Path(each).resolve() for each in path}
+    assert CHECKOUT not in {Path(item).resolve() for item in path}
     assert project is None
 
 
@@ -197,13 +197,13 @@ def test_the_project_sends_and_drains_its_queue(factory: Factory, settings: str)
 
     assert "shifts.Timesheets" in factory.manage("runqueueworker", "--until-empty", settings=settings)
 
-    left, amounts, paid_by, files = factory.shell(
+    remaining, amounts, paid_by, files = factory.shell(
         "distinct = lambda name: list(Payment.objects.values_list(name, flat=True).distinct())\n"
         "answer = [Timesheets.objects.count(), sorted(Payment.objects.values_list('amount', flat=True)),"
         " distinct('paid_by'), distinct('queueapp_file')]",
         settings,
     )
-    assert left == 0
+    assert remaining == 0
     assert amounts == [20 * hours for hours in range(1, 11)]
     assert paid_by == ["queueapp.workers.processes.child"]
     assert [Path(file).is_relative_to(factory.python.parents[1]) for file in files] == [True]
@@ -220,12 +220,12 @@ def test_pytest_has_the_fixture_of_what_is_installed(factory: Factory) -> None:
         "    assert Payment.objects.get().amount == 40\n"
         "    print(queueapp.__file__)\n"
     )
-    told = run(
+    reported = run(
         factory.python, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_timesheets.py", cwd=factory.home,
         DJANGO_SETTINGS_MODULE="factory.settings", FACTORY_DATABASE=json.dumps(factory.database),
     )  # fmt: skip
-    assert "1 passed" in told
-    assert str(factory.python.parents[1]) in told, "it is the installed one that was tested"
+    assert "1 passed" in reported
+    assert str(factory.python.parents[1]) in reported, "it is the installed one that was tested"
 
 
 def test_nothing_is_left_to_migrate_in_the_installed_project(factory: Factory) -> None:

@@ -1,4 +1,4 @@
-"""What DATABASE_URL may say, and that a mistake in it is told without its password."""
+"""What DATABASE_URL may say, and that the error for a mistake in it hides the password."""
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured

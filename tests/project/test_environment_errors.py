@@ -70,7 +70,7 @@ def server() -> EmbeddedServer:
 
 @pytest.fixture
 def restricted_role(server: EmbeddedServer) -> Iterator[str]:
-    """A role that may log in and nothing else, and a database of its name that belongs to somebody else."""
+    """A role that may log in and nothing else, and a database of its name that belongs to another role."""
     name = f"test_restricted_{os.getpid()}"
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN")

@@ -74,7 +74,7 @@ def test_home_is_that_of_the_program_behind_the_links(tmp_path: Path) -> None:
     assert found == java.Java(home=real, version=17)
 
 
-def test_without_java_it_says_what_to_install_and_goes_on(
+def test_without_java_it_states_what_to_install_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)

@@ -1,4 +1,4 @@
-"""Code of the user's that is no handler: called by whoever guards its thread, and else as it is."""
+"""Callbacks: called by the guard of their thread, and else directly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_without_a_guard_it_is_called_and_nothing_else() -> None:
         callbacks.run("a hook", fail)
 
 
-def test_a_guard_is_told_what_it_is_and_whether_its_outcome_is_final(guarded: list[tuple[str, bool]]) -> None:
+def test_a_guard_gets_the_callback_kind_and_whether_its_outcome_is_final(guarded: list[tuple[str, bool]]) -> None:
     assert callbacks.run("a hook", lambda: 4711) == 4711
     assert callbacks.run("the policy", lambda: None, outcome_final=False) is None
     with pytest.raises(ValueError, match="its own"):

@@ -19,11 +19,11 @@ from tests.testapp.models import AtMostOnce, Leased, Short, Transactional, Urgen
 
 
 def ids(found: list[Any]) -> list[str]:
-    return sorted(one.id for one in found)
+    return sorted(row.id for row in found)
 
 
 def about(found: list[Any], queue: Any) -> list[Any]:
-    return [one for one in found if one.obj is queue]
+    return [item for item in found if item.obj is queue]
 
 
 def test_nothing_is_wrong_with_the_project_as_it_is() -> None:
@@ -68,7 +68,7 @@ def test_a_long_peek_delay_is_warned_about(settings: Any, seconds: float, found:
     assert ids(check_settings()) == found
 
 
-def test_a_death_that_is_told_before_the_second_heartbeat_is_an_error(settings: Any) -> None:
+def test_a_dead_after_below_two_heartbeats_is_an_error(settings: Any) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 10, "DEAD_AFTER": 19}
 
     (found,) = check_settings()
@@ -141,7 +141,7 @@ def test_a_missing_index_is_warned_about_with_the_statement_that_makes_it(queue:
 def test_a_table_whose_options_drifted_is_warned_about() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("these storage options are PostgreSQL's")
-    (options,) = [one for one in Leased._meta.constraints if isinstance(one, TableOptions)]
+    (options,) = [constraint for constraint in Leased._meta.constraints if isinstance(constraint, TableOptions)]
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE testapp_leased SET (fillfactor = 90)")
     try:
@@ -158,9 +158,9 @@ def test_a_table_whose_options_drifted_is_warned_about() -> None:
 
 def test_eager_mode_without_the_workers_app_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "_engine", None)
-    assert "queueapp.E008" not in [one.id for one in check_settings()]
+    assert "queueapp.E008" not in [finding.id for finding in check_settings()]
     with override_settings(QUEUEAPP={"EAGER": "at_once"}):
-        assert "queueapp.E008" in [one.id for one in check_settings()]
+        assert "queueapp.E008" in [finding.id for finding in check_settings()]
 
 
 def test_a_checkpoint_where_nothing_can_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,4 +186,4 @@ def test_a_checkpoint_where_nothing_can_be_kept_is_a_warning(monkeypatch: pytest
 )
 def test_what_is_around_handlers_can_be_called(path: str, ids_found: list[str]) -> None:
     with override_settings(QUEUEAPP={"HANDLER_CONTEXT_MANAGER": path}):
-        assert [one.id for one in check_settings()] == ids_found
+        assert [finding.id for finding in check_settings()] == ids_found

@@ -43,9 +43,9 @@ class Router:
 def sqlite() -> Iterator[None]:
     """The default database is another one."""
     here = connections["default"]
-    other = connections.create_connection("default")
-    other.vendor, other.display_name = "sqlite", "SQLite"
-    connections["default"] = other
+    second_connection = connections.create_connection("default")
+    second_connection.vendor, second_connection.display_name = "sqlite", "SQLite"
+    connections["default"] = second_connection
     try:
         yield
     finally:
@@ -61,8 +61,8 @@ def test_a_bound_of_an_alert_for_a_queue_that_is_not_there_is_a_warning(settings
     assert checks.check_settings() == []
     settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.leased": day}, "max_waiting": {"Leased": 5}}}
     found = checks.check_settings()
-    assert {one.id for one in found} == {"queueapp.W009"}
-    assert [one.msg.split(",")[0] for one in found] == [
+    assert {row.id for row in found} == {"queueapp.W009"}
+    assert [record.msg.split(",")[0] for record in found] == [
         "QUEUEAPP.ALERTS: max_age has a bound for 'testapp.leased'",
         "QUEUEAPP.ALERTS: max_waiting has a bound for 'Leased'",
     ]
@@ -93,7 +93,7 @@ def test_traces_that_are_asked_for_without_the_extra_are_an_error(
 
 
 class Elsewhere:
-    """Leased lies in another database, under some alias of the same one; the router lets nobody make tables in
+    """Leased lies in another database, under some alias of the same one; the router allows no tables in
     "foreign"."""
 
     def __init__(self, alias: str) -> None:
@@ -125,13 +125,13 @@ def test_a_database_that_cannot_keep_delayed_messages_for_a_queue_is_an_error(
     with known_as("foreign"):
         errors = checks.check_forwarding()
 
-    assert [one.id for one in errors] == found
-    for one in errors:
-        assert f"testapp.Transactional.Delivery.delayed_in names {delayed_in[-1]!r}, but " in one.msg
-        assert not one.msg.endswith("..")
+    assert [item.id for item in errors] == found
+    for error in errors:
+        assert f"testapp.Transactional.Delivery.delayed_in names {delayed_in[-1]!r}, but " in error.msg
+        assert not error.msg.endswith("..")
 
 
-def test_a_queue_whose_database_cannot_tell_what_has_arrived_is_warned_of(settings: Any) -> None:
+def test_a_queue_whose_database_cannot_report_what_has_arrived_is_warned_of(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere("foreign")]
 
     (found,) = checks.check_forwarding()
@@ -141,7 +141,7 @@ def test_a_queue_whose_database_cannot_tell_what_has_arrived_is_warned_of(settin
     assert "may be there twice after a crash" in found.msg
 
 
-def test_a_queue_that_nobody_forwards_to_is_none(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_without_forwarding_has_no_finding(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere("foreign")]
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ())
 
@@ -160,7 +160,7 @@ def test_a_destination_that_is_too_long_for_its_table_is_an_error(settings: Any)
 def test_a_destination_that_just_fits_is_none(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere("a" * (200 - len("testapp.Transactional@")))]
 
-    assert [one.id for one in checks.check_forwarding() if "too long" in one.msg] == []
+    assert [record.id for record in checks.check_forwarding() if "too long" in record.msg] == []
 
 
 def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_database_of_another_kind_is_an_error(sqlite: None) -> None:
 def test_a_queue_in_a_database_that_is_not_there_is_an_error(settings: Any) -> None:
     settings.DATABASE_ROUTERS = ["tests.queueapp.test_checks_by_id.Router"]
 
-    assert [one.id for one in checks.check_databases()] == ["queueapp.E005"]
+    assert [finding.id for finding in checks.check_databases()] == ["queueapp.E005"]
 
 
 def test_a_class_consumer_without_a_queue_is_warned_about() -> None:
@@ -204,7 +204,9 @@ def test_a_class_consumer_without_a_queue_is_warned_about() -> None:
     class Below(Base):
         queue = None
 
-    assert ["Below has no queue" in one.msg for one in checks.check_consumers()] == [True], "the other is a base"
+    assert ["Below has no queue" in finding.msg for finding in checks.check_consumers()] == [True], (
+        "the other is a base"
+    )
     del Base, Below
 
 
@@ -254,9 +256,9 @@ def test_a_missing_column_is_a_warning_too() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("RENAME COLUMN is PostgreSQL's")
     with without_column(Leased, "cancels"):
-        found = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W006"]
+        found = [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W006"]
 
-    assert ["cancels" in one.msg for one in found] == [True]
+    assert ["cancels" in record.msg for record in found] == [True]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -288,7 +290,7 @@ def test_a_database_that_does_not_answer_is_a_warning_of_the_check() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
+def test_migrate_states_itself_that_a_database_does_not_answer() -> None:
     done = manage("migrate", DATABASE_URL=UNREACHABLE)
 
     assert done.returncode == 1
@@ -296,7 +298,7 @@ def test_migrate_says_itself_that_a_database_does_not_answer() -> None:
 
 
 @real_commits
-def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_a_setting_that_there_is_advice_for(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [SettingAdvice("X is on", ""), SettingAdvice("Y is off", "Turn it on.")]
     monkeypatch.setattr(schema_check, "remarks", lambda alias: said)
 
@@ -308,11 +310,11 @@ def test_check_tells_a_setting_that_there_is_advice_for(monkeypatch: pytest.Monk
 
 @real_commits
 def test_fewer_connections_than_a_worker_tree_needs_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W012"] == []
+    assert [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W012"] == []
     limit = ConnectionLimit("the user app may have", 5, 0, "CONNECTION LIMIT", "ALTER ROLE app CONNECTION LIMIT -1")
     monkeypatch.setattr(type(backend_of(connection).schema), "connection_limits", lambda self, connection: [limit])
 
-    (found,) = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W012"]
+    (found,) = [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W012"]
 
     assert isinstance(found, Warning)
     assert "the user app may have 5 connections (CONNECTION LIMIT), and this process tree needs up to " in found.msg
@@ -330,23 +332,23 @@ def test_every_id_is_on_the_page_and_in_a_test_and_the_reverse() -> None:
     page = set(rows)
     assert len(rows) == len(page), "an id says one thing"
     tests = Path(__file__).parent.glob("test_checks*.py")
-    tested = {one for file in tests for one in pattern.findall(file.read_text())}
+    tested = {item for file in tests for item in pattern.findall(file.read_text())}
 
     assert code == page == tested
 
 
 @real_commits
-def test_wake_ups_that_could_be_had_are_a_warning_with_what_mends_it(
+def test_wake_ups_that_could_be_had_are_a_warning_with_what_fixes_it(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []
+    assert [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W010"] == []
     lack = Unavailable("Service Broker is turned off in this database", "ALTER DATABASE CURRENT SET ENABLE_BROKER")
     monkeypatch.setattr(type(backend_of(connection).notifications), "unavailable", lambda self, connection: lack)
 
-    (found,) = [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"]
+    (found,) = [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W010"]
 
     assert isinstance(found, Warning)
     assert found.msg == "The database 'default': Service Broker is turned off in this database."
     assert found.hint == "ALTER DATABASE CURRENT SET ENABLE_BROKER."
     settings.QUEUEAPP = {"NOTIFY": False}
-    assert [one for one in checks.check_tables(databases=["default"]) if one.id == "queueapp.W010"] == []
+    assert [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W010"] == []

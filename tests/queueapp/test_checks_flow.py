@@ -12,7 +12,7 @@ from tests.testapp.models import Capped, CappedOnce, CappedTransactional, Foreig
 
 
 def found_for(queue: Any) -> list[str]:
-    return [one.id for one in checks.check_flow() if one.obj is queue]
+    return [row.id for row in checks.check_flow() if row.obj is queue]
 
 
 @pytest.mark.parametrize("model", [FairnessModel.FAST, FairnessModel.PROPORTIONAL])

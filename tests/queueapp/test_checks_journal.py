@@ -27,7 +27,7 @@ def delivery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def found(queue: Any) -> list[Any]:
-    return [one for one in checks.check_journal() if one.obj is queue]
+    return [item for item in checks.check_journal() if item.obj is queue]
 
 
 def test_queues_over_journaled_topics_are_fine(settings: Any) -> None:
@@ -51,7 +51,7 @@ def test_target_queue_depth_of_a_regular_expression_needs_all_its_topics(setting
     settings.QUEUEAPP = {"JOURNAL": {"journaled.orders": None, "journaled.deep": None}}
     delivery(Wide, target_queue_depth=5000)
 
-    assert [one.id for one in found(Wide)] == ["queueapp.E060"]
+    assert [row.id for row in found(Wide)] == ["queueapp.E060"]
     assert "'journaled.wide' is none" in found(Wide)[0].msg
 
 
@@ -69,12 +69,12 @@ def test_target_queue_depth_excludes_priority_and_barrier(
     settings: Any, delivery: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUEUEAPP = {"JOURNAL": {"^journaled": None}}
-    known = {one.name for one in __import__("queueapp.models.delivery", fromlist=["OPTIONS"]).OPTIONS}
+    known = {option.name for option in __import__("queueapp.models.delivery", fromlist=["OPTIONS"]).OPTIONS}
     delivery(Deep, **{name: value for name, value in options.items() if name in known})
     for name, value in options.items():
         monkeypatch.setattr(Deep.delivery, name, value, raising=False)
 
-    assert [(one.id, name in one.msg) for one, name in zip(found(Deep), options, strict=True)] == [
+    assert [(record.id, name in record.msg) for record, name in zip(found(Deep), options, strict=True)] == [
         ("queueapp.E061", True)
     ] * len(options)
 
@@ -97,10 +97,10 @@ def test_target_queue_depth_of_a_foreign_table_is_an_error(settings: Any, delive
     settings.QUEUEAPP = {"JOURNAL": {"ForeignPostgres": None, "^journaled": None}}
     delivery(ForeignPostgres, target_queue_depth=1000)
 
-    assert [one.id for one in found(ForeignPostgres)] == ["queueapp.E063"]
+    assert [row.id for row in found(ForeignPostgres)] == ["queueapp.E063"]
 
 
-def test_recovery_point_that_says_nothing_is_warned_of(settings: Any, delivery: Any) -> None:
+def test_recovery_point_that_reports_nothing_is_warned_of(settings: Any, delivery: Any) -> None:
     settings.QUEUEAPP = {"JOURNAL": {"^journaled.deep": None}}
     delivery(Recovered, recovery_point="now")
 
@@ -113,11 +113,11 @@ def test_target_queue_depth_beside_file_backed_metadata_is_warned_of(settings: A
     settings.QUEUEAPP = {"JOURNAL": {"^journaled": None}}
     delivery(Deep, file_backed_metadata=True)
 
-    assert [one.id for one in found(Deep)] == ["queueapp.W061"]
+    assert [row.id for row in found(Deep)] == ["queueapp.W061"]
 
 
-def test_setting_that_is_not_accepted_is_said_once(settings: Any) -> None:
+def test_setting_that_is_not_accepted_is_reported_once(settings: Any) -> None:
     settings.QUEUEAPP = {"JOURNAL": {"(": None}}
 
     assert checks.check_journal() == []
-    assert [one.id for one in checks.check_settings()] == ["queueapp.E001"]
+    assert [finding.id for finding in checks.check_settings()] == ["queueapp.E001"]

@@ -65,7 +65,7 @@ def test_an_option_that_is_ignored_and_looks_mistyped_is_named(settings: Any) ->
 
     found = check_transport_options()
 
-    assert [(one.id, one.hint) for one in found] == [
+    assert [(row.id, row.hint) for row in found] == [
         ("queueapp.W112", "Did you mean 'max_prefetch'?"),
         ("queueapp.W112", "Did you mean 'keep_failed'?"),
     ]

@@ -46,7 +46,7 @@ def test_check_warns_of_a_consumer_that_no_live_worker_serves() -> None:
     assert "'lone'" in found.msg
     assert "removeconsumer testapp.Addressed 'lone'" in found.hint
     Addressed.send(Nop(1, ""))
-    assert [one.id for one in check_served(databases=["default"])] == ["queueapp.W100"], "once, also where copies wait"
+    assert [row.id for row in check_served(databases=["default"])] == ["queueapp.W100"], "once, also where copies wait"
     assert check_served(databases=None) == []
 
 
@@ -90,13 +90,13 @@ def test_check_warns_of_consumers_that_no_command_runs(monkeypatch: pytest.Monke
 def test_check_warns_of_a_consumer_of_a_type_that_its_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """queueapp.W014"""
     assert check_types() == []
-    names = {name for one in registered.of(Leased) for name in one.type_names}
+    names = {name for registration in registered.of(Leased) for name in registration.type_names}
     monkeypatch.setattr(Leased.delivery, "accepted_types", frozenset({*names, "another"}))
     assert check_types() == []
     monkeypatch.setattr(Leased.delivery, "accepted_types", frozenset({"another"}))
 
     found = check_types()
 
-    assert {one.id for one in found} == {"queueapp.W014"}
+    assert {row.id for row in found} == {"queueapp.W014"}
     assert len(found) == len(registered.of(Leased))
     assert "which testapp.Leased does not accept" in found[0].msg

@@ -34,7 +34,7 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
 
 
 def found() -> list[tuple[str, Any, str]]:
-    return [(one.id, one.obj, one.msg) for one in checks.check_leases()]
+    return [(finding.id, finding.obj, finding.msg) for finding in checks.check_leases()]
 
 
 def test_the_queues_of_the_tests_contradict_nothing() -> None:
@@ -42,7 +42,7 @@ def test_the_queues_of_the_tests_contradict_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "queue", "options", "text"), CASES, ids=[f"{one[0]}-{one[1].__name__}" for one in CASES]
+    ("number", "queue", "options", "text"), CASES, ids=[f"{case[0]}-{case[1].__name__}" for case in CASES]
 )
 def test_a_contradiction_is_named(
     number: str, queue: Any, options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch

@@ -42,20 +42,20 @@ ROWS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "ids"), ROWS)
-def test_what_is_wrong_with_a_backend_is_said(settings: Any, options: dict[str, Any], ids: list[str]) -> None:
+def test_what_is_wrong_with_a_backend_is_reported(settings: Any, options: dict[str, Any], ids: list[str]) -> None:
     settings.TASKS = {
         "default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["default", "mail"], "OPTIONS": options}
     }
 
     found = list(task_backends["default"].check())
 
-    assert [one.id for one in found] == ids
-    assert all(isinstance(one, Error) == ("E" in one.id.partition(".")[2]) for one in found)
-    assert all("TASKS['default']" in one.msg for one in found)
+    assert [row.id for row in found] == ids
+    assert all(isinstance(row, Error) == ("E" in row.id.partition(".")[2]) for row in found)
+    assert all("TASKS['default']" in record.msg for record in found)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "a\0b", 5])
-def test_a_name_that_no_message_can_be_addressed_to_is_said(settings: Any, name: Any) -> None:
+def test_a_name_that_no_message_can_be_addressed_to_is_reported(settings: Any, name: Any) -> None:
     settings.TASKS = {"default": {"BACKEND": "queueapp.contrib.tasks.QueueBackend", "QUEUES": ["mail", name]}}
 
     (found,) = task_backends["default"].check()
@@ -82,7 +82,7 @@ class Elsewhere:
         return False if app_label == "queueapp_tasks" else None
 
 
-def test_results_that_could_not_be_kept_beside_their_queue_are_told(settings: Any) -> None:
+def test_results_that_could_not_be_kept_beside_their_queue_are_reported(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [Elsewhere()]
 
     (found,) = task_backends["default"].check()

@@ -23,7 +23,7 @@ def _same(body: Any) -> Any:
     return body
 
 
-def test_versions_that_no_upcast_leads_on_from_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_without_an_upcast_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registered, "_by_queue", {})
     assert checks.check_versions() == []
 
@@ -38,7 +38,7 @@ def test_versions_that_no_upcast_leads_on_from_are_told(monkeypatch: pytest.Monk
 
 
 def ids(problems: list[Any]) -> list[str]:
-    return sorted(str(one.id) for one in problems)
+    return sorted(str(problem.id) for problem in problems)
 
 
 def test_what_an_encrypted_queue_cannot_have_is_an_error(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ Change = Callable[..., None]
 
 
 def about(found: list[Any], queue: Any) -> list[tuple[str, str]]:
-    return [(one.id, one.msg) for one in found if one.obj is queue]
+    return [(record.id, record.msg) for record in found if record.obj is queue]
 
 
 def test_nothing_is_wrong_with_the_project_as_it_is() -> None:
@@ -49,12 +49,12 @@ def test_underlying_topic_that_is_no_regular_expression_is_an_error(delivery: Ch
 
 def test_message_type_must_be_one_for_a_topic(delivery: Change) -> None:
     delivery(FlightAudit, message_type="msgpack")
-    (found,) = [one for one in check_topics() if one.id == "queueapp.E023"]
+    (found,) = [finding for finding in check_topics() if finding.id == "queueapp.E023"]
     assert "'FLIGHTS' is collected by queues of several message types" in found.msg
     assert "testapp.FlightAudit (msgpack)" in found.msg
 
 
-def test_message_type_that_nobody_registered_is_an_error(delivery: Change) -> None:
+def test_unregistered_message_type_is_an_error(delivery: Change) -> None:
     delivery(Bookings, message_type="bson")
     ((number, text),) = about(check_entering(), Bookings)
     assert (number, "Bookings.Delivery.message_type = 'bson'" in text) == ("queueapp.E024", True)
@@ -63,8 +63,8 @@ def test_message_type_that_nobody_registered_is_an_error(delivery: Change) -> No
 @pytest.mark.parametrize(("text", "said"), [("/a > )", "Column 6"), ("/a > UNIX_TIMESTAMP()", "depends on more than")])
 def test_filter_that_is_none_is_an_error(delivery: Change, text: str, said: str) -> None:
     delivery(LateFlights, filter=text)
-    ((number, told),) = about(check_entering(), LateFlights)
-    assert (number, said in told) == ("queueapp.E025", True)
+    ((number, reported),) = about(check_entering(), LateFlights)
+    assert (number, said in reported) == ("queueapp.E025", True)
 
 
 def test_filter_without_the_extra_is_an_error(delivery: Change, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +72,14 @@ def test_filter_without_the_extra_is_an_error(delivery: Change, monkeypatch: pyt
         raise InvalidOption(f"{queue._meta.label}.Delivery.filter", queue.delivery.filter, preparation.NEEDS_EXTRA)
 
     monkeypatch.setattr("queueapp.checks.topics.rules_of", missing)
-    ((number, told),) = about(check_entering(), LateFlights)
-    assert (number, "pip install 'queueapp[expressions]'" in told) == ("queueapp.E025", True)
+    ((number, reported),) = about(check_entering(), LateFlights)
+    assert (number, "pip install 'queueapp[expressions]'" in reported) == ("queueapp.E025", True)
 
 
 def test_filter_on_a_foreign_table_is_an_error(delivery: Change) -> None:
     delivery(ForeignPostgres, filter="/a = 1")
-    ((number, told),) = about(check_entering(), ForeignPostgres)
-    assert (number, "has no lease columns" in told) == ("queueapp.E026", True)
+    ((number, reported),) = about(check_entering(), ForeignPostgres)
+    assert (number, "has no lease columns" in reported) == ("queueapp.E026", True)
 
 
 def assert_refused(**options: Any) -> None:
@@ -101,13 +101,13 @@ def test_group_local_queue_domain_is_refused_until_it_is_built() -> None:
     assert_refused(group_local_queue_domain="d")
 
 
-def test_distribution_local_may_be_said() -> None:
+def test_distribution_local_is_accepted() -> None:
     assert Delivery({"distribution": "local"}, "").distribution is Distribution.LOCAL
 
 
 def test_names_that_two_queues_have_are_a_warning(delivery: Change) -> None:
     delivery(LateFlights, name="bookings")
-    (found,) = [one for one in check_topics() if one.id == "queueapp.W020"]
+    (found,) = [finding for finding in check_topics() if finding.id == "queueapp.W020"]
     assert "Several queues have the name 'bookings'" in found.msg
 
 

@@ -25,51 +25,51 @@ def breaker() -> CircuitBreaker:
     return CircuitBreaker("Test", timedelta(seconds=30), timedelta(seconds=1), timedelta(seconds=10))
 
 
-def test_first_failure_arms_and_success_disarms(clock: Clock) -> None:
-    one = breaker()
-    assert one.state is State.CLOSED
+def test_first_failure_starts_the_countdown_and_success_closes_it(clock: Clock) -> None:
+    item = breaker()
+    assert item.state is State.CLOSED
 
-    assert one.failure(ValueError("first")) == 1.0
-    assert one.state is State.FAILING
-    assert (one.failures, one.last_error) == (1, "ValueError: first")
+    assert item.failure(ValueError("first")) == 1.0
+    assert item.state is State.FAILING
+    assert (item.failures, item.last_error) == (1, "ValueError: first")
 
-    one.success()
-    assert one.state is State.CLOSED
-    assert one.failures == 0
+    item.success()
+    assert item.state is State.CLOSED
+    assert item.failures == 0
 
 
 def test_failing_for_its_time_triggers(clock: Clock) -> None:
-    one = breaker()
-    one.failure(ValueError())
+    item = breaker()
+    item.failure(ValueError())
     clock.now += 29.9
-    assert one.failure(ValueError()) == 1.0
+    assert item.failure(ValueError()) == 1.0
 
     clock.now += 0.1
 
-    assert one.failure(ValueError()) == 10.0
-    assert one.state is State.OPEN
-    assert one.failure(ValueError()) == 10.0
+    assert item.failure(ValueError()) == 10.0
+    assert item.state is State.OPEN
+    assert item.failure(ValueError()) == 10.0
 
 
 def test_success_in_between_starts_the_time_anew(clock: Clock) -> None:
-    one = breaker()
-    one.failure(ValueError())
+    item = breaker()
+    item.failure(ValueError())
     clock.now += 29
-    one.success()
+    item.success()
     clock.now += 29
 
-    one.failure(ValueError())
+    item.failure(ValueError())
 
-    assert one.state is State.FAILING
+    assert item.state is State.FAILING
 
 
 def test_each_change_of_state_is_logged_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    one = breaker()
+    item = breaker()
     for _ in range(100):
-        one.failure(ValueError("down\nand a second line"))
+        item.failure(ValueError("down\nand a second line"))
         clock.now += 1
-    one.success()
-    one.success()
+    item.success()
+    item.success()
 
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.WARNING, logging.CRITICAL, logging.WARNING]
@@ -77,53 +77,51 @@ def test_each_change_of_state_is_logged_once(clock: Clock, caplog: pytest.LogCap
     assert "100 failures" in caplog.records[-1].getMessage()
 
 
-def test_a_thousand_threads_arm_and_disarm_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    one = breaker()
+def test_a_thousand_threads_start_and_close_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    item = breaker()
     start = threading.Barrier(50)
 
     def fail_often() -> None:
         start.wait()
         for _ in range(20):
-            one.failure(ValueError())
+            item.failure(ValueError())
 
     threads = [threading.Thread(target=fail_often) for _ in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert one.failures == 1000
-    successes = [threading.Thread(target=one.success) for _ in range(50)]
+    assert item.failures == 1000
+    successes = [threading.Thread(target=item.success) for _ in range(50)]
     for thread in successes:
         thread.start()
     for thread in successes:
         thread.join()
 
-    assert len(caplog.records) == 2, "armed once, disarmed once"
-    assert one.state is State.CLOSED
+    assert len(caplog.records) == 2, "started once, closed once"
+    assert item.state is State.CLOSED
 
 
 def test_rate_breaker_triggers_on_more_than_its_rate_in_a_window(clock: Clock) -> None:
-    one = RateBreaker("Test", per_second=1)
+    rate_breaker = RateBreaker("Test", per_second=1)
 
-    waits = [one.failure(ValueError()) for _ in range(31)]
+    waits = [rate_breaker.failure(ValueError()) for _ in range(31)]
 
     assert waits == [0.0] * 30 + [10.0]
-    assert one.state is State.OPEN
+    assert rate_breaker.state is State.OPEN
 
 
 def test_rate_breaker_begins_anew_with_each_window(clock: Clock) -> None:
-    one = RateBreaker("Test", per_second=1)
+    rate_breaker = RateBreaker("Test", per_second=1)
     for _ in range(31):
-        one.failure(ValueError())
+        rate_breaker.failure(ValueError())
     clock.now += 31
 
-    assert one.failure(ValueError()) == 0.0
-    assert one.state is State.FAILING
+    assert rate_breaker.failure(ValueError()) == 0.0
+    assert rate_breaker.state is State.FAILING
 
 
-def test_what_mends_an_error_is_said_as_long_as_it_is_the_error_whoever_fails_for_it(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_remedy_is_shown_as_long_as_the_error_lasts(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def mends(error: BaseException) -> str | None:
@@ -131,17 +129,17 @@ def test_what_mends_an_error_is_said_as_long_as_it_is_the_error_whoever_fails_fo
         return "GRANT it" if isinstance(error, PermissionError) else None
 
     monkeypatch.setattr(circuit_breaker, "remedies", [mends])
-    one = breaker()
+    item = breaker()
     for _ in range(3):  # the tasks of one queue, and the same task again
-        one.failure(PermissionError("table a"))
-        assert one.last_error == "PermissionError: table a -- remedy: GRANT it"
+        item.failure(PermissionError("table a"))
+        assert item.last_error == "PermissionError: table a -- remedy: GRANT it"
     assert asked == ["table a"], "a look at the catalog for one error, not for each failure"
 
-    one.failure(PermissionError("table b"))
-    assert one.last_error.startswith("PermissionError: table b -- remedy")
-    one.failure(ValueError("another"))
-    assert one.last_error == "ValueError: another"
+    item.failure(PermissionError("table b"))
+    assert item.last_error.startswith("PermissionError: table b -- remedy")
+    item.failure(ValueError("another"))
+    assert item.last_error == "ValueError: another"
 
-    one.success()
-    one.failure(ValueError("another"))
+    item.success()
+    item.failure(ValueError("another"))
     assert asked == ["table a", "table b", "another", "another"], "what is lacking may be something else by then"

@@ -77,7 +77,7 @@ def reasons(alias: str) -> list[str]:
     return list(PoisonMessage.objects.using(alias).values_list("reason", flat=True))
 
 
-def lapsed(queue: Any, alias: str) -> tuple[Any, Any]:
+def with_expired_lease(queue: Any, alias: str) -> tuple[Any, Any]:
     """(batch, message) of a lease that is over."""
     batch = queue.receive(1, lease_period=MOMENT, using=alias).__enter__()
     (message,) = batch
@@ -132,8 +132,8 @@ def test_published_to_a_topic_each_consumer_gets_its_copy(alias: str, delivery: 
             ("two", "c", "r"),
         ]
     finally:
-        for one in registered.of(FlightMail):
-            registered.remove(one.name)
+        for registration in registered.of(FlightMail):
+            registered.remove(registration.name)
 
 
 def test_bytes_with_a_type_go_to_each_consumer_of_it(alias: str) -> None:
@@ -148,8 +148,8 @@ def test_bytes_with_a_type_go_to_each_consumer_of_it(alias: str) -> None:
         recipients = FlightMail.objects.using(alias).order_by("seq").values_list("recipient", flat=True)
         assert sorted(recipients) == ["one", "one", "two", "two"]
     finally:
-        for one in registered.of(FlightMail):
-            registered.remove(one.name)
+        for registration in registered.of(FlightMail):
+            registered.remove(registration.name)
 
 
 @pytest.mark.parametrize("options", [{"underlying_topic": "^a"}, {"underlying_topic": "("}])
@@ -157,7 +157,7 @@ def test_checks_of_leases_leave_wrong_topics_to_those_of_topics(delivery: Change
     delivery(Leased, on_expired=PublishTo("Readable"))
     delivery(Readable, **options)
     assert checks.check_leases() == []
-    assert {one.id for one in checks.check_topics()} & {"queueapp.E020", "queueapp.E022"}
+    assert {finding.id for finding in checks.check_topics()} & {"queueapp.E020", "queueapp.E022"}
 
 
 def test_publish_to_a_name_that_no_topic_may_have_is_refused() -> None:
@@ -186,8 +186,8 @@ def test_release_of_leases_leaves_what_was_sent_alone(alias: str) -> None:
     with CappedOnce.receive(using=alias) as batch:
         (message,) = batch
         assert control.release_leases(CappedOnce, [message.seq], using=alias) == 0
-        with CappedOnce.receive(using=alias) as other:
-            assert len(other) == 0
+        with CappedOnce.receive(using=alias) as second_batch:
+            assert len(second_batch) == 0
 
 
 # -- expiry and the journal ------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_filter_of_a_subscriber_reads_as_the_queue_does() -> None:
 @pytest.mark.parametrize("given", [None, 5.0, "abc", [1, None], object()])
 def test_bookmarks_that_are_none_are_refused_by_name(delivery: Change, given: Any) -> None:
     delivery(Leased, leasing=Leasing.SUBLET)
-    for end in (Leased.ack, Leased.cancel, Leased.expire, lambda one: Leased.extend(one, HOUR)):
+    for end in (Leased.ack, Leased.cancel, Leased.expire, lambda item: Leased.extend(item, HOUR)):
         with pytest.raises(InvalidOption, match="bookmarks = "):
             end(given)
 
@@ -282,16 +282,16 @@ def test_ack_by_id_of_a_message_that_is_held_waits_for_it(alias: str, delivery: 
 # -- leases and limits of what is out --------------------------------------------------------------------------------
 
 
-def test_extend_of_a_lapsed_lease_takes_no_place_that_was_given_away(alias: str, delivery: Change) -> None:
+def test_extend_of_an_expired_lease_takes_no_permit_of_another_message(alias: str, delivery: Change) -> None:
     delivery(CappedUrgent, max_backlog=1)
     CappedUrgent.send({"n": 1}, using=alias)
-    batch, message = lapsed(CappedUrgent, alias)
+    batch, message = with_expired_lease(CappedUrgent, alias)
     CappedUrgent.send({"n": 2}, priority=2, using=alias)
-    # Its place is free a moment after it has lapsed.
+    # Its permit is free a moment after the lease has expired.
     over = CappedUrgent.objects.using(alias).filter(seq=message.seq, lease_expires__lt=Now() - timedelta(seconds=0.2))
     eventually(over.exists)
-    with CappedUrgent.receive(1, using=alias) as other:
-        assert [one.body["n"] for one in other] == [2]
+    with CappedUrgent.receive(1, using=alias) as second_batch:
+        assert [message.body["n"] for message in second_batch] == [2]
         assert CappedUrgent.extend(message.seq, HOUR, client=batch._batch.lease, using=alias) == 0
         leased = CappedUrgent.objects.using(alias).filter(lease_token__isnull=False, lease_expires__gte=Now())
         assert leased.count() == 1
@@ -305,8 +305,8 @@ def test_lease_period_that_is_set_is_enough_to_receive(alias: str) -> None:
     control.set_option(Forever, "lease_period", timedelta(seconds=20), using=alias)
     with Forever.receive(using=alias) as batch:
         assert len(batch) == 1
-        left = Forever.objects.using(alias).filter(lease_expires__lte=Now() + timedelta(seconds=21))
-        assert left.count() == 1
+        remaining = Forever.objects.using(alias).filter(lease_expires__lte=Now() + timedelta(seconds=21))
+        assert remaining.count() == 1
     control.set_option(Forever, "lease_period", None, using=alias)
     with pytest.raises(InvalidOption, match="do not expire"), Forever.receive(using=alias):
         pass
@@ -317,7 +317,7 @@ def test_expiration_that_is_set_holds_for_purges_figures_and_lists_of_other_proc
     control.set_option(Aging, "expiration", MOMENT, using=alias)
     waiting = Aging.objects.using(alias).filter
     eventually(lambda: not waiting(in_time(Aging, alias)).exists())
-    overrides.load(alias, {})  # a process that nobody told yet
+    overrides.load(alias, {})  # a process without the override yet
     overrides.forget()
     assert waiting(in_time(Aging, alias)).count() == 0
     overrides.load(alias, {})
@@ -333,6 +333,6 @@ def test_expiration_that_is_set_holds_for_purges_figures_and_lists_of_other_proc
 def test_expiration_that_is_set_holds_for_the_figures() -> None:
     Aging.send({"n": 1})
     control.set_option(Aging, "expiration", MOMENT)
-    eventually(lambda: [(one.waiting, one.expired) for one in statistics.queue_stats([Aging])] == [(0, 1)])
+    eventually(lambda: [(stats.waiting, stats.expired) for stats in statistics.queue_stats([Aging])] == [(0, 1)])
     control.set_option(Aging, "expiration", None)
-    assert [(one.waiting, one.expired) for one in statistics.queue_stats([Aging])] == [(1, 0)]
+    assert [(stats.waiting, stats.expired) for stats in statistics.queue_stats([Aging])] == [(1, 0)]

@@ -75,7 +75,7 @@ def test_a_transaction_wakes_once_per_queue_after_its_commit(ear: Ear) -> None:
     assert ear.heard() == ["testapp.Leased", "testapp.Transactional"]
 
 
-def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
+def test_a_transaction_that_rolls_back_wakes_no_receiver(ear: Ear) -> None:
     with transaction.atomic():
         Leased.send({})
         transaction.set_rollback(True)
@@ -84,14 +84,14 @@ def test_a_transaction_that_rolls_back_wakes_nobody(ear: Ear) -> None:
 
 
 def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NOTIFY makes the commits of a whole server take turns. That PostgreSQL tells nobody before the commit is no
-    help."""
-    told: list[bool] = []
+    """NOTIFY makes the commits of a whole server take turns. That PostgreSQL notifies no listener before the commit is
+    no help."""
+    reported: list[bool] = []
     backend = type(backend_of(connection).notifications)
     really = backend.notify
 
     def notify(self: Any, connection: Any, channel: str, payload: str) -> None:
-        told.append(connection.in_atomic_block)
+        reported.append(connection.in_atomic_block)
         really(self, connection, channel, payload)
 
     monkeypatch.setattr(backend, "notify", notify)
@@ -99,12 +99,12 @@ def test_no_wake_up_rides_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> N
     with transaction.atomic():
         Leased.send({})
         Leased.send({}, delay=timedelta(hours=1))
-        assert told == []
+        assert reported == []
     with transaction.atomic():
         Transactional.send({})
         transaction.set_rollback(True)
 
-    assert told == [False, False]
+    assert reported == [False, False]
 
 
 def test_what_was_rolled_back_does_not_throttle_what_is_committed(
@@ -164,12 +164,12 @@ BLOCKS = st.recursive(
 @given(block=BLOCKS)
 @of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whichever_savepoints_roll_back_what_is_committed_wakes(ear: Ear, block: Any) -> None:
-    def run(one: Any) -> bool:
+    def run(item: Any) -> bool:
         """Whether it has sent something that stays."""
-        if one is None:
+        if item is None:
             Leased.send({})
             return True
-        rolls_back, steps = one
+        rolls_back, steps = item
         with transaction.atomic():
             sent = [run(step) for step in steps]
             transaction.set_rollback(rolls_back)

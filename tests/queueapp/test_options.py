@@ -41,7 +41,7 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused(value: Any) -> None
 
 
 @pytest.mark.parametrize(("value", "read"), [(5, 5), (0.5, 0.5), (timedelta(minutes=1), 60)])
-def test_a_bare_number_is_seconds_only_where_the_option_says_so(value: Any, read: float) -> None:
+def test_a_bare_number_is_seconds_only_where_the_option_allows_it(value: Any, read: float) -> None:
     assert TIME.read(value) == timedelta(seconds=read)
 
     strict = Option("time", timedelta, None, "", low=timedelta(0))
@@ -125,7 +125,7 @@ def test_settings_are_read_anew_after_an_override(settings: Any) -> None:
     assert conf.ATTEMPTS == 8
 
 
-def test_one_bad_setting_is_said_whichever_is_read(settings: Any) -> None:
+def test_one_bad_setting_is_reported_whichever_is_read(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.05}
 
     with pytest.raises(InvalidOption, match=r"QUEUEAPP.PEEK_DELAY = 0.05 .* from 0:00:00.100000 to 1:00:00"):

@@ -19,7 +19,7 @@ from tests.testapp.models import Leased
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "ours", "expected"),
+    ("name", "value", "settings_of_it", "expected"),
     [
         ("MaxAttempts", 3, "ATTEMPTS", 3),
         ("AttemptDelay", 30, "RETRY_DELAY", timedelta(seconds=30)),
@@ -33,34 +33,38 @@ from tests.testapp.models import Leased
         ("DefaultConsumerTimeout", 3600, "TIMEOUT", timedelta(hours=1)),
     ],
 )
-def test_each_sets_ours(settings: Any, name: str, value: int, ours: str, expected: Any) -> None:
+def test_each_sets_ours(settings: Any, name: str, value: int, settings_of_it: str, expected: Any) -> None:
     settings.QUEUEAPP = {name: value}
-    assert getattr(conf, ours) == expected
+    assert getattr(conf, settings_of_it) == expected
 
 
-@pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.name)
-def test_their_defaults_are_accepted_and_what_is_out_of_bounds_is_named_with_the_range(settings: Any, one: Any) -> None:
-    settings.QUEUEAPP = {one.name: one.default}
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda item: item.name)
+def test_their_defaults_are_accepted_and_what_is_out_of_bounds_is_named_with_the_range(
+    settings: Any, setting: Any
+) -> None:
+    settings.QUEUEAPP = {setting.name: setting.default}
     assert check_settings() == []
-    for value in (one.low - 1, one.high + 1, "5", 1.5, True, None, timedelta(seconds=5)):
-        settings.QUEUEAPP = {one.name: value}
+    for value in (setting.low - 1, setting.high + 1, "5", 1.5, True, None, timedelta(seconds=5)):
+        settings.QUEUEAPP = {setting.name: value}
         with pytest.raises(InvalidOption) as caught:
             _ = conf.ATTEMPTS
         text = str(caught.value)
-        assert f"QUEUEAPP.{one.name}" in text
+        assert f"QUEUEAPP.{setting.name}" in text
         assert repr(value) in text
-        assert f"a whole number{' of ' if one.unit else ''}{one.unit} from {one.low} to {one.high}" in text
-        assert f"AsyncMonolith: {one.theirs}" in text
+        assert (
+            f"a whole number{' of ' if setting.unit else ''}{setting.unit} from {setting.low} to {setting.high}" in text
+        )
+        assert f"AsyncMonolith: {setting.asyncmonolith_bound}" in text
         (found,) = check_settings()
         assert found.id == "queueapp.E001"
 
 
 def test_the_bounds_are_those_that_ours_has_too() -> None:
-    by_name = {one.name: one for one in OPTIONS}
-    for one in SETTINGS:
-        for name in one.ours:
-            for value in (one.low, one.high, one.default):
-                by_name[name].read(one.convert(value))
+    by_name = {option.name: option for option in OPTIONS}
+    for setting in SETTINGS:
+        for name in setting.settings:
+            for value in (setting.low, setting.high, setting.default):
+                by_name[name].read(setting.convert(value))
 
 
 @pytest.mark.parametrize(

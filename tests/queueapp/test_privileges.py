@@ -67,8 +67,8 @@ def grants(role: str) -> list[str]:
     """The documented GRANT statements for a role, for the table of ``Leased``."""
     page = POSTGRESQL if connection.vendor == "postgresql" else SQLSERVER
     text = re.sub(r"--.*", "", page.replace("<queue>", Leased._meta.db_table))
-    found = [re.sub(r"\s+", " ", one) for one in re.findall(r"GRANT[^;]+;", text)]
-    return [one for one in found if re.search(rf" TO \[?{role}\]?;", one)]
+    found = [re.sub(r"\s+", " ", item) for item in re.findall(r"GRANT[^;]+;", text)]
+    return [item for item in found if re.search(rf" TO \[?{role}\]?;", item)]
 
 
 @contextmanager
@@ -95,10 +95,10 @@ def acting_as(*roles: str) -> Iterator[None]:
     for role in roles:
         found = grants(role)
         assert found, f"docs/privileges.md has no grants for {role} on {connection.display_name}"
-        statements += [re.sub(rf" TO \[?{role}\]?;", f" TO {quoted};", one) for one in found]
+        statements += [re.sub(rf" TO \[?{role}\]?;", f" TO {quoted};", item) for item in found]
     if notifier.prepare(connection) is not None:
         # A database that cannot have Service Broker has no procedures to grant.
-        statements = [one for one in statements if "GRANT EXECUTE" not in one]
+        statements = [statement for statement in statements if "GRANT EXECUTE" not in statement]
     with connection.cursor() as cursor:
         cursor.execute(make)
         try:
@@ -151,7 +151,7 @@ def test_copies_of_consumers_are_made_shown_and_moved_under_the_documented_grant
         assert queue_sql(Addressed, connection).fanout.replace_by_copies(connection, seqs, ["one", "two"]) == 2
     with acting_as("inspector"):
         (found,) = queue_stats([Addressed])
-        assert [one.consumer for one in found.consumers] == ["addressed.first", "addressed.second"]
+        assert [consumer.consumer for consumer in found.consumers] == ["addressed.first", "addressed.second"]
     with acting_as("inspector", "operator"):
         assert subscriptions.move_copies(Addressed, "one", "addressed.first") == 2
         assert subscriptions.purge_copies(Addressed, "two") == 2
@@ -177,7 +177,7 @@ def test_a_producer_sends_in_every_way_and_cannot_read_or_delete() -> None:
     assert DelayedMessage.objects.count() == 1
 
 
-def test_a_worker_receives_ends_fails_dispatches_and_keeps_house() -> None:
+def test_a_worker_receives_ends_fails_dispatches_and_runs_maintenance() -> None:
     Leased.send_many({"n": n} for n in range(6))
     Leased.send({"n": 7}, delay=timedelta(0))
     with acting_as("worker"):
@@ -294,7 +294,7 @@ def test_the_grants_of_sql_server_are_t_sql() -> None:
     statements = re.findall(r"GRANT[^;]+;", re.sub(r"--.*", "", SQLSERVER).replace("<queue>", "orders"))
     assert len(statements) > 20
     for statement in statements:
-        assert [type(one) for one in parsed(statement)] == [exp.Grant], statement
+        assert [type(statement) for statement in parsed(statement)] == [exp.Grant], statement
 
 
 def test_each_role_has_the_same_rights_on_both_databases() -> None:
@@ -346,7 +346,7 @@ def test_a_sender_of_celerys_tasks_declares_publishes_and_waits_and_takes_nothin
             channel.queue_bind("reader", "news")
             conn.Producer().publish({"n": 3}, exchange="news", serializer="json")
         celery_app.backend.set_chord_size("a chord", 2)
-        assert celery_app.AsyncResult("nobody's").status == "PENDING"
+        assert celery_app.AsyncResult("unknown").status == "PENDING"
         with refused():
             BrokerQueue.objects.all().delete()
         with refused():

@@ -22,15 +22,15 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def told() -> Iterator[Telemetry]:
-    with telemetry() as one:
-        yield one
+def recorded() -> Iterator[Telemetry]:
+    with telemetry() as item:
+        yield item
 
 
-def test_a_publish_is_one_span_however_many_queues_take_it(told: Telemetry) -> None:
+def test_a_publish_is_one_span_however_many_queues_take_it(recorded: Telemetry) -> None:
     identity = publish("FLIGHTS", {"flight": "UA1"})
 
-    (span,) = told.spans
+    (span,) = recorded.spans
     assert (span.name, span.kind) == ("publish FLIGHTS", SpanKind.PRODUCER)
     assert (span.attributes or {})["messaging.message.id"] == str(identity)
     assert span.context is not None
@@ -42,26 +42,26 @@ def test_a_publish_is_one_span_however_many_queues_take_it(told: Telemetry) -> N
         "messaging.operation.name": "publish",
         "messaging.destination.name": "FLIGHTS",
     }
-    assert told.figures("messaging.client.sent.messages") == {tuple(sorted(names.items())): 1}
+    assert recorded.figures("messaging.client.sent.messages") == {tuple(sorted(names.items())): 1}
 
 
-def test_many_that_are_published_share_a_span(told: Telemetry) -> None:
+def test_many_that_are_published_share_a_span(recorded: Telemetry) -> None:
     assert publish_many("FLIGHTS", [1, 2, 3]) == 3
 
-    (span,) = told.spans
+    (span,) = recorded.spans
     assert (span.attributes or {})["messaging.batch.message_count"] == 3
     assert len({json.loads(row.headers)["traceparent"] for row in Bookings.objects.all()}) == 1
     assert Bookings.objects.count() == 3
 
 
-def test_an_asynchronous_send_is_in_the_span_that_is_current(told: Telemetry) -> None:
+def test_an_asynchronous_send_is_in_the_span_that_is_current(recorded: Telemetry) -> None:
     async def view() -> None:
         await Leased.asend({"n": 1}, headers={"mine": "1"})
         await apublish("FLIGHTS", 1)
 
-    with told.tracer.start_as_current_span("view") as around:
+    with recorded.tracer.start_as_current_span("view") as around:
         async_to_sync(view)()
-    (send,), (published,) = told.named("send testapp.Leased"), told.named("publish FLIGHTS")
+    (send,), (published,) = recorded.named("send testapp.Leased"), recorded.named("publish FLIGHTS")
     assert is_child_of(send, around)  # type: ignore[arg-type]
     assert is_child_of(published, around)  # type: ignore[arg-type]
     (row,) = Leased.objects.all()
@@ -69,13 +69,13 @@ def test_an_asynchronous_send_is_in_the_span_that_is_current(told: Telemetry) ->
 
 
 @pytest.mark.parametrize("headers", [5, "abc", {"a": 1}])
-def test_headers_that_are_none_are_refused_as_without_it(told: Telemetry, headers: object) -> None:
+def test_headers_that_are_none_are_refused_as_without_it(recorded: Telemetry, headers: object) -> None:
     with pytest.raises(InvalidMessage):
         Leased.send({"n": 1}, headers=headers)  # type: ignore[arg-type]
     assert not Leased.objects.exists()
 
 
-def test_every_option_of_a_send_arrives(told: Telemetry) -> None:
+def test_every_option_of_a_send_arrives(recorded: Telemetry) -> None:
     Leased.send({"n": 1}, correlation_id="c-1", reply_to="r-1", is_barrier=False)
 
     (row,) = Leased.objects.all()

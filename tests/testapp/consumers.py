@@ -75,7 +75,7 @@ def act_on_many(messages: list[Many], context: BatchContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     details = [f"{len(messages)}#{context[place].attempt}" for place in range(len(messages))]
     Effect.objects.bulk_create(
-        [Effect(name=one.name, detail=detail) for one, detail in zip(messages, details, strict=True)]
+        [Effect(name=message.name, detail=detail) for message, detail in zip(messages, details, strict=True)]
     )
 
 

@@ -8,7 +8,7 @@ from queueapp import ExpirationModel, Leasing, Queue
 
 
 class Forever(Queue):
-    """A lease never lapses."""
+    """A lease never expires."""
 
     class Delivery:
         lease_period = None

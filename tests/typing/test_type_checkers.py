@@ -54,6 +54,6 @@ def test_pyright_finds_what_is_wrong_and_nothing_else() -> None:
         pytest.skip("pyright is not installed")
     done = run(*pyright, "--outputjson", "--pythonpath", sys.executable, str(EXAMPLE))
 
-    found = [one for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"]
-    places = {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in found}
+    found = [load for load in json.loads(done.stdout)["generalDiagnostics"] if load["severity"] == "error"]
+    places = {(Path(item["file"]).name, item["range"]["start"]["line"] + 1) for item in found}
     assert places == marked(), json.dumps(found, indent=1)

@@ -42,14 +42,14 @@ def run_until_killed(queue: object, way: str) -> None:
     def die(*args: object) -> None:
         from django.db import connections, transaction
 
-        desk = args[0]
+        state = args[0]
         if way == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        with transaction.atomic(using=desk.alias):  # type: ignore[attr-defined]
+        with transaction.atomic(using=state.alias):  # type: ignore[attr-defined]
             replace(*args)  # type: ignore[arg-type]
             if not queue.objects.exclude(recipient="").exists():  # type: ignore[attr-defined]
                 return  # the one killed before is not gone from the server yet and holds the rows: once more
-            assert connections[desk.alias].in_atomic_block  # type: ignore[attr-defined]
+            assert connections[state.alias].in_atomic_block  # type: ignore[attr-defined]
             if way == "after":
                 os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

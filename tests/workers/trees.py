@@ -25,7 +25,7 @@ class Tree:
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
-        #: Every process below it that was seen: a killed one leaves orphans that are nobody's children.
+        #: Every process below it that was seen: a killed one leaves orphans without a parent.
         self._family: set[psutil.Process] = set()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Tree:
 
     def wait_until_workers_know_each_other(self) -> None:
         """Until each has had a heartbeat after the last one began: they share a small backlog by their number, and are
-        careful no longer, because the others are alive."""
+        without crash tracking, because the others are alive."""
         seen = _workers().aggregate
         eventually(lambda: seen(last=Max("started_at"))["last"] < seen(first=Min("heartbeat_at"))["first"])
         eventually(lambda: not Subscriber.objects.filter(crash_tracking=True).exists())
@@ -87,11 +87,11 @@ class Tree:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(DEADLINE)
-        for one in self._family:
+        for item in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        _, left = psutil.wait_procs(self._family, DEADLINE)
-        assert not left
+                item.kill()
+        _, remaining = psutil.wait_procs(self._family, DEADLINE)
+        assert not remaining
 
 
 def _workers() -> QuerySet[Subscriber]:

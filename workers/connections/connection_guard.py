@@ -90,7 +90,7 @@ class ConnectionGuard:
         "_detector",
         "_in_atomic",
         "_mark",
-        "_others",
+        "_other_aliases",
         "_raw",
         "_savepoints",
         "_session_state",
@@ -109,7 +109,7 @@ class ConnectionGuard:
         self._backend: Backend = backend_of(self._connection)
         self._by_alias: Any = connections_by_alias()
         watch_thread()
-        self._others = OtherAliases(self._connection)
+        self._other_aliases = OtherAliases(self._connection)
         detector = detector_of(self._connection)
         assert detector is not None
         self._detector: SessionChangeDetector = detector
@@ -142,7 +142,7 @@ class ConnectionGuard:
         so that the handler's first statement there opens another."""
         self.fresh = False
         if self._by_alias is None or len(self._by_alias) > 1:
-            self._others.before()
+            self._other_aliases.before()
         connection = self._connection
         if self.stale and not connection.in_atomic_block:
             self.replace()
@@ -178,19 +178,19 @@ class ConnectionGuard:
         from it counts as no.
         """
         by_alias = self._by_alias
-        others = self._others.after(failed) if by_alias is None or len(by_alias) > 1 else []
+        other_states = self._other_aliases.after(failed) if by_alias is None or len(by_alias) > 1 else []
         self.changed = None
         detector = self._detector
         if detector.ran or self._connection.execute_wrappers != detector.wrappers:
             self._check_session(failed)
-        if failed is None and not others and not self.stale and self._is_unchanged():
+        if failed is None and not other_states and not self.stale and self._is_unchanged():
             if not self._in_atomic and by_alias is not None and len(by_alias) == 1 and self._raw is not None:
                 self.fresh = True
             else:
                 self._raw = None
             return None
         self.fresh = False
-        leaked = self._judge(failed, others, transaction_intact, seq)
+        leaked = self._judge(failed, other_states, transaction_intact, seq)
         if self.stale and not self._in_atomic:
             self.replace()
         return leaked
@@ -451,8 +451,8 @@ class OtherAliases:
     closed, and the next handler's first statement opens another session.
     """
 
-    def __init__(self, own: Any) -> None:
-        self._own = own
+    def __init__(self, worker_connection: Any) -> None:
+        self._worker_connection = worker_connection
         self._by_alias = connections_by_alias()
         self._backends: dict[str, Backend | None] = {}
         self._last = monotonic()
@@ -467,7 +467,7 @@ class OtherAliases:
         found = []
         for connection in connections.all(initialized_only=True) if by_alias is None else by_alias.values():
             # With an event loop on this thread asgiref has entries there as well.
-            if connection is self._own or not isinstance(connection, BaseDatabaseWrapper):
+            if connection is self._worker_connection or not isinstance(connection, BaseDatabaseWrapper):
                 continue
             if connection.connection is None and is_closed(connection):
                 continue

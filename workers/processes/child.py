@@ -189,13 +189,13 @@ def _liveness_service(
         return []
     from .shared_memory import LivenessBoard, LivenessReporter
 
-    also = None
+    details = None
     if options.has_metrics:
         from .metrics import MetricsRecorder
 
-        also = MetricsRecorder(pumps, breakers, dispatchers).update
+        details = MetricsRecorder(pumps, breakers, dispatchers).update
     board = LivenessBoard(options.liveness_entry + 1, options.liveness_fd)
-    return [LivenessReporter(board, options.liveness_entry, also)]
+    return [LivenessReporter(board, options.liveness_entry, details)]
 
 
 def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
@@ -292,15 +292,15 @@ def _make_pumps(options: ChildOptions, stages: ShutdownStages) -> list[QueuePump
         queue = registry.queues.find(label)
         alias = router.db_for_write(queue)
         concurrency, slot_count = receivers_and_slots(queue, options.concurrency)
-        own = None
+        child_slots = None
         if slots is not None:
-            own = [slots.slot(used + i) for i in range(slot_count)]
+            child_slots = [slots.slot(used + i) for i in range(slot_count)]
             used += slot_count
         pump = QueuePump(
             queue,
             alias,
             stopping=stages.stopping,
-            slots=own,
+            slots=child_slots,
             concurrency=concurrency,
             quarantine=quarantine,
             backlog=options.backlogs.get(label),
@@ -309,7 +309,7 @@ def _make_pumps(options: ChildOptions, stages: ShutdownStages) -> list[QueuePump
         )
         if marks is not None:
             marks.share(index, pump.marks)
-        for slot in own or ():
+        for slot in child_slots or ():
             slot.describe(index, pump.subscriber)
         pumps.append(pump)
     return pumps
@@ -464,7 +464,7 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
             breakers[MAINTENANCE].append(journal.breaker)
         services.append(ServiceHeartbeat(alias, breakers, uuid.UUID(options.supervisor)))
         all_dispatchers += dispatchers
-        all_breakers += [breaker for own in breakers.values() for breaker in own]
+        all_breakers += [breaker for process_breakers in breakers.values() for breaker in process_breakers]
         if settings.NOTIFY and (dispatchers or journals):
             woken: dict[str, Sequence[Service]] = {notifier.DELAYED: dispatchers, notifier.JOURNAL: journals}
 

@@ -209,7 +209,7 @@ class SharedSlot:
 # -- liveness ----------------------------------------------------------------------------------------------------------
 
 #: Seconds between two signs of life, and between two calls of what is done beside them.
-INTERVAL, ALSO_INTERVAL = 0.2, 1.0
+INTERVAL, CALL_INTERVAL = 0.2, 1.0
 
 
 class LivenessBoard:
@@ -250,22 +250,22 @@ class LivenessBoard:
 
 
 class LivenessReporter(Service):
-    """Gives the signs of life of this process, and calls ``also`` now and then."""
+    """Gives the signs of life of this process, and calls ``on_beat`` now and then."""
 
-    def __init__(self, board: LivenessBoard, process: int, also: Callable[[], None] | None = None) -> None:
+    def __init__(self, board: LivenessBoard, process: int, on_beat: Callable[[], None] | None = None) -> None:
         super().__init__("liveness")
-        self._board, self._process, self._also = board, process, also
+        self._board, self._process, self._on_beat = board, process, on_beat
 
     def serve(self) -> None:
-        also_at = 0.0
+        next_call = 0.0
         while not self.stopping:
             self._board.sign(self._process)
-            if self._also is not None and monotonic() >= also_at:
-                also_at = monotonic() + ALSO_INTERVAL
-                self._also()
+            if self._on_beat is not None and monotonic() >= next_call:
+                next_call = monotonic() + CALL_INTERVAL
+                self._on_beat()
             self.pause(INTERVAL)
-        if self._also is not None:
-            self._also()
+        if self._on_beat is not None:
+            self._on_beat()
 
 
 # -- low-water marks ---------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class ClaimTracker:
             ranges = self._claimable([*behind, *ahead] if behind else ahead)
             if behind and marks.leveled:
                 # Stable: behind before ahead within a priority, and recipients in their turns.
-                ranges.sort(key=lambda one: -one.priority)
+                ranges.sort(key=lambda seq_range: -seq_range.priority)
             claim = ActiveClaim(ranges, limit, low, behind, marks.returns)
             self._active.append(claim)
         return claim
@@ -199,11 +199,11 @@ class ClaimTracker:
     def _above_active_claims(self, low: int) -> int:
         """Where the active claims at the mark will end if there are no gaps. The next claim begins there."""
         since = monotonic() - PATIENCE
-        for other in sorted(self._active, key=_low):
-            other.overtaken = True
+        for claim in sorted(self._active, key=_low):
+            claim.overtaken = True
             # Only where it covers the mark: what was returned below the mark is claimed by none of them.
-            if other.started > since and other.low <= low:
-                low = min(max(low, other.low + other.limit), MAX_SEQ)
+            if claim.started > since and claim.low <= low:
+                low = min(max(low, claim.low + claim.limit), MAX_SEQ)
         return low
 
     def end(self, claim: ActiveClaim) -> None:
@@ -246,9 +246,9 @@ class ClaimTracker:
 
     def _leave_gap(self, gap: int) -> None:
         """From here on messages may be free, for the next claim, and for the mark when the claims above have ended."""
-        for other in self._active:
-            if other.low > gap:
-                other.gap = gap if other.gap is None else min(other.gap, gap)
+        for claim in self._active:
+            if claim.low > gap:
+                claim.gap = gap if claim.gap is None else min(claim.gap, gap)
         self.marks.retreat(gap, returned=False)
         self.has_gap = True
 
@@ -401,7 +401,7 @@ class Priority64ClaimTracker(ClaimTracker):
     def _claimable(self, ranges: list[SeqRange]) -> list[SeqRange]:
         """A range of one order key is a message that is new or was returned: it is wanted wherever that lies."""
         *single, rest = ranges
-        return [*(one for one in single if one.low not in self.excluded), *super()._claimable([rest])]
+        return [*(seq_range for seq_range in single if seq_range.low not in self.excluded), *super()._claimable([rest])]
 
     def peek_ranges(self) -> tuple[list[SeqRange], list[SeqRange]]:
         with self._lock:

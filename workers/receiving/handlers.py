@@ -200,9 +200,15 @@ class HandlerTable:
         self._content_type = content_type_of(queue)
         #: Resolves consumers that are not registered one by one; their names are only addresses.
         self.resolver = registered.resolver_of(queue)
-        own = registered.of(queue)
-        self.registrations = self._registrations = [one for one in own if one.name in only_consumers] or own
-        self._by_name = {name: BoundConsumer(one) for one in self._registrations for name in (one.name, *one.aliases)}
+        registrations = registered.of(queue)
+        self.registrations = self._registrations = [
+            registration for registration in registrations if registration.name in only_consumers
+        ] or registrations
+        self._by_name = {
+            name: BoundConsumer(registration)
+            for registration in self._registrations
+            for name in (registration.name, *registration.aliases)
+        }
         #: The limiter of consumers that have a limit; None: none has.
         self.limiter = limiter_of(self._registrations)
         if self.limiter is not None:
@@ -315,8 +321,8 @@ class HandlerTable:
             kind = messages.read_kind(headers)
             if self.copies:
                 names = self._subscribers.of(kind.names)
-                own = self._by_name.get(names[0]) if len(names) == 1 else None
-                return len(names) > 1 or (own is not None and _is_known(own.registration, kind))
+                consumer = self._by_name.get(names[0]) if len(names) == 1 else None
+                return len(names) > 1 or (consumer is not None and _is_known(consumer.registration, kind))
             return self._taker(kind) is not None
         except UndecodableMessage:
             return True
@@ -324,7 +330,7 @@ class HandlerTable:
     @staticmethod
     def type_of(headers: str) -> str:
         """The type that headers name, for display; '' where they name none, or do not parse."""
-        return messages.told_type(headers)
+        return messages.type_label(headers)
 
     @staticmethod
     def types_of(headers: str) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class InFlightLimit:
     messages out."""
 
     def __init__(self, pool: Pool, declared: int | None, allowed: int | None, shares: bool) -> None:
-        given = [one for one in (declared, allowed) if one is not None]
+        given = [limit for limit in (declared, allowed) if limit is not None]
         self._pool = pool
         self._limit = min(given) if given else None
         self._shares = shares
@@ -111,10 +111,10 @@ class ConsumerLimiter:
 
     def __init__(self, registrations: Iterable[Registration]) -> None:
         limited = list(registrations)
-        self._limits: Mapping[str, int] = {one.name: one.options["concurrency"] for one in limited}
+        self._limits: Mapping[str, int] = {consumer.name: consumer.options["concurrency"] for consumer in limited}
         #: By what its messages are addressed to.
-        self._consumer = {name: one.name for one in limited for name in (one.name, *one.aliases)}
-        self._recipients = {one.name: (one.name, *one.aliases) for one in limited}
+        self._consumer = {name: consumer.name for consumer in limited for name in (consumer.name, *consumer.aliases)}
+        self._recipients = {consumer.name: (consumer.name, *consumer.aliases) for consumer in limited}
         self._permits: dict[int, Permits] = {}
         self._taken = dict.fromkeys(self._limits, 0)
         #: Consumers of which a permit was refused, or whose messages were not peeked for because none was free.
@@ -138,7 +138,9 @@ class ConsumerLimiter:
         with claim as active:
             if full:
                 visible = self._without(active.ranges, full)
-                if active.behind and any(one.high != MAX_SEQ for one in active.ranges if one not in visible):
+                if active.behind and any(
+                    seq_range.high != MAX_SEQ for seq_range in active.ranges if seq_range not in visible
+                ):
                     active.behind = ()  # it does not say that nothing is there
                 active.ranges = visible
             yield active
@@ -154,8 +156,8 @@ class ConsumerLimiter:
 
     def _without(self, ranges: Sequence[SeqRange], full: Collection[str]) -> list[SeqRange]:
         names = {recipient for name in full for recipient in self._recipients[name]}
-        visible = [one for one in ranges if one.recipient not in names]
-        if any(one.high != MAX_SEQ for one in ranges if one.recipient in names):
+        visible = [seq_range for seq_range in ranges if seq_range.recipient not in names]
+        if any(seq_range.high != MAX_SEQ for seq_range in ranges if seq_range.recipient in names):
             self._passed_over = True
         return visible
 
@@ -218,7 +220,7 @@ class ConsumerLimiter:
         name, takes_batch = registration.name, registration.takes_several
 
         def called(message: Any, context: Any) -> None:
-            self._begin(name, [one.seq for one in context] if takes_batch else [context.seq])
+            self._begin(name, [context.seq for context in context] if takes_batch else [context.seq])
             call(message, context)
 
         return called
@@ -260,5 +262,5 @@ class ConsumerLimiter:
 
 def limiter_of(registrations: Iterable[Registration]) -> ConsumerLimiter | None:
     """The limiter of those consumers that have a limit; None: none has."""
-    limited = [one for one in registrations if one.options["concurrency"] is not None]
+    limited = [registration for registration in registrations if registration.options["concurrency"] is not None]
     return ConsumerLimiter(limited) if limited else None

@@ -344,7 +344,7 @@ class QueuePump:
         """Messages that a peek counted and that busy receivers will claim. Those of a slow receiver may be claimed by
         others."""
         now = monotonic()
-        shares = ((one.active_handler or one.active_callback, one) for one in self.pool.receivers)
+        shares = ((receiver.active_handler or receiver.active_callback, receiver) for receiver in self.pool.receivers)
         return self.pool.assigned + sum(
             receiver.share
             for active, receiver in shares
@@ -485,8 +485,8 @@ class QueuePump:
 
     def probing_receivers(self) -> int:
         """While degraded, one receiver probes: how many do."""
-        active = [one.active_handler or one.active_callback for one in self.pool.receivers]
-        not_probing = sum(one is not None and not self.health.is_probing(one.started) for one in active)
+        active = [receiver.active_handler or receiver.active_callback for receiver in self.pool.receivers]
+        not_probing = sum(handler is not None and not self.health.is_probing(handler.started) for handler in active)
         return max(0, self.pool.busy - not_probing)
 
     # -- events of receivers ------------------------------------------------------------------------------------------

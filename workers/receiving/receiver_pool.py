@@ -173,7 +173,7 @@ class ReceiverPool:
                     self._events.receiver_done()
             finally:
                 with self.condition:
-                    self.receivers = [other for other in self.receivers if other is not receiver]
+                    self.receivers = [started for started in self.receivers if started is not receiver]
         except BaseException:  # of any kind: a thread that ended without being counted out would be counted on for ever
             log.exception(
                 "%s: a receiver failed; the pump goes on without it.", self._label, extra={"queue": self._label}

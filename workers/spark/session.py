@@ -109,8 +109,8 @@ def readable_errors() -> Iterator[None]:
 def _reason(text: str) -> str:
     """The line that a Python worker's exception ends with, where it is one of ours; else the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ours = [line for line in lines if re.match(r"queueapp\.[\w.]+: ", line)]
-    return ours[0].partition(": ")[2] if ours else lines[0] if lines else "Spark gave no reason"
+    errors = [line for line in lines if re.match(r"queueapp\.[\w.]+: ", line)]
+    return errors[0].partition(": ")[2] if errors else lines[0] if lines else "Spark gave no reason"
 
 
 def stop_session(spark: SparkSession) -> None:
@@ -164,15 +164,15 @@ def _stderr_in(log: Path | None) -> Iterator[None]:
         return
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
-    ours = os.dup(2)
+    stderr = os.dup(2)
     try:
         with log.open("wb") as file:
             os.dup2(file.fileno(), 2)
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(ours, 2)
-        os.close(ours)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _last_lines(log: Path | None) -> str:

@@ -68,7 +68,7 @@ class Results:
         is_whole_file: bool,
     ) -> Results:
         poison = PoisonMessage.objects.filter(queue__in=figures.LABELS)
-        left = DelayedMessage.objects.filter(destination__in=figures.LABELS).count()
+        remaining = DelayedMessage.objects.filter(destination__in=figures.LABELS).count()
         return cls(
             publication=publication,
             with_spark=with_spark,
@@ -79,7 +79,7 @@ class Results:
             broken=poison.filter(exception_type__endswith=".BrokenRecord").count(),
             delayed=DelayFigure.objects.aggregate(sum=Sum("rebookings"))["sum"] or 0,
             rebooked=figures.rebooked_flights(),
-            left_over=left + FlightDelays.objects.count() + Rebookings.objects.count(),
+            left_over=remaining + FlightDelays.objects.count() + Rebookings.objects.count(),
             wrong_figures=_wrong_figures(expected),
             is_whole_file=is_whole_file,
         )

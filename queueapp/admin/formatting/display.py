@@ -102,9 +102,9 @@ def ago(at: datetime | None, now: datetime) -> Any:
     return below(text, moment(at))
 
 
-def below(first: Any, *others: Any) -> SafeString:
+def below(first: Any, *rest: Any) -> SafeString:
     """The text of a cell with smaller lines below; '' is left out."""
-    asides = ((text,) for text in others if text != "")
+    asides = ((text,) for text in rest if text != "")
     return format_html("{}{}", first, format_html_join("", '<span class="queueapp-aside">{}</span>', asides))
 
 
@@ -125,9 +125,9 @@ def messages(count: int, cap: int | None = None) -> str:
     return f"{number} message" if count == 1 else f"{number} messages"
 
 
-def counted(count: int, one: str, many: str) -> str:
+def counted(count: int, singular: str, many: str) -> str:
     """ "1 copy", "3,000 copies"."""
-    return f"{count:,} {one if count == 1 else many}"
+    return f"{count:,} {singular if count == 1 else many}"
 
 
 def receivers(count: int) -> str:

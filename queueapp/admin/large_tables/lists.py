@@ -86,10 +86,10 @@ class BoundedChangeList(StrictChangeList):
         return found.filter(**{f"{self.column}__{'gte' if self.descending else 'lte'}": end[0]})
 
     def _direction(self, found: QuerySet[Any]) -> tuple[str, bool]:
-        own: str = self.model_admin.list_order
-        first = str(found.query.order_by[0]) if found.query.order_by else own
-        column = own.lstrip("-")
-        return column, (first if first.lstrip("-") in (column, "pk") else own).startswith("-")
+        list_order: str = self.model_admin.list_order
+        first = str(found.query.order_by[0]) if found.query.order_by else list_order
+        column = list_order.lstrip("-")
+        return column, (first if first.lstrip("-") in (column, "pk") else list_order).startswith("-")
 
     @property
     def start_parameter(self) -> str:

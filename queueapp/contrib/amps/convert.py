@@ -297,11 +297,11 @@ class _Import:
         if self._log is None:
             return  # a part of a configuration: its log is unknown
         kind = queue.options["message_type"].value if "message_type" in queue.options else ""
-        logged = [one.name for one in self._log if one.message_type in ("", kind) and covers(one.name, topic)]
+        logged = [log.name for log in self._log if log.message_type in ("", kind) and covers(log.name, topic)]
         if not logged:
             self._note(element, f"no topic of the TransactionLog is its topic {shown(topic)!r}, which AMPS requires")
             return
-        if target is not None and not any(covers(one.name, target.value) for one in self._log):
+        if target is not None and not any(covers(log.name, target.value) for log in self._log):
             self._note(
                 given["DefaultPublishTarget"],
                 f"no topic of the TransactionLog is {shown(target.value)!r}, which AMPS requires of a publish target",

@@ -148,8 +148,8 @@ class TolerantRequest(CeleryRequest):
                     super().acknowledge() if requeue is None else super().reject(requeue=requeue)
 
     def _keeps_failed(self, message: Delivered) -> bool:
-        own = getattr(self.task, "keep_failed", None)
-        return bool(message.channel.keeps_failed if own is None else own)
+        keep_failed = getattr(self.task, "keep_failed", None)
+        return bool(message.channel.keeps_failed if keep_failed is None else keep_failed)
 
     def _store_poison(self, message: Delivered, exc: BaseException, traceback: str) -> None:
         error = describe(exc)

@@ -98,8 +98,8 @@ class TransportOptions:
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         # None means "not set" in kombu.
-        own = {name: value for name, value in given.items() if name in _NAMES and value is not None}
-        self.__dict__.update(read_all(OPTIONS, own, "broker_transport_options."))
+        options = {name: value for name, value in given.items() if name in _NAMES and value is not None}
+        self.__dict__.update(read_all(OPTIONS, options, "broker_transport_options."))
 
     @property
     def lease_ms(self) -> int:

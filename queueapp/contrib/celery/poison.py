@@ -48,7 +48,7 @@ def store_acked(alias: str, message: Delivered) -> None:
         },
         message.queue,
     )
-    carried = {one.name: getattr(sent, one.outgoing) if one.sent else None for one in MESSAGE_COLUMNS}
+    carried = {column.name: getattr(sent, column.outgoing) if column.sent else None for column in MESSAGE_COLUMNS}
     row = Row(0, sent.id, sent.headers, sent.body, 1, 0, None, **carried | {"expires": None})
     columns = {"attempts": 1, **message.failure}
     insert_poison_row(

@@ -62,11 +62,16 @@ def _read(alias: str) -> list[QueueStats]:
         oldest=Min("enqueued_at", filter=~(leased | expired) | Q(lease_expires=None, expires=None)),
     )
     for row in figures:
-        one = of(row["recipient"])
-        one.leased, one.expired = (one.leased or 0) + row["leased"], (one.expired or 0) + row["expired"]
-        one.waiting = (one.waiting or 0) + row["total"] - row["leased"] - row["expired"]
+        consumer_stats = of(row["recipient"])
+        consumer_stats.leased, consumer_stats.expired = (
+            (consumer_stats.leased or 0) + row["leased"],
+            (consumer_stats.expired or 0) + row["expired"],
+        )
+        consumer_stats.waiting = (consumer_stats.waiting or 0) + row["total"] - row["leased"] - row["expired"]
         if row["oldest"] is not None:
-            one.oldest_seconds = max(one.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds())
+            consumer_stats.oldest_seconds = max(
+                consumer_stats.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds()
+            )
     rows, delayed_exact = head_of(DelayedMessage.objects.using(alias).filter(destination=LABEL))
     for name, count in rows.values_list("recipient").annotate(Count("pk")):
         of(name).delayed = (of(name).delayed or 0) + count
@@ -76,8 +81,12 @@ def _read(alias: str) -> list[QueueStats]:
         of(name).poison = (of(name).poison or 0) + count
     for name, count in _workers(alias).items():
         of(name).workers = (of(name).workers or 0) + count
-    for one in stats.values():
-        one.exact, one.delayed_exact, one.poison_exact = exact, delayed_exact, poison_exact
+    for consumer_stats in stats.values():
+        consumer_stats.exact, consumer_stats.delayed_exact, consumer_stats.poison_exact = (
+            exact,
+            delayed_exact,
+            poison_exact,
+        )
     return [stats[key] for key in sorted(stats)]
 
 

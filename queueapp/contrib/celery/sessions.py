@@ -59,9 +59,9 @@ class Session:
         connection.inc_thread_sharing()  # among the holders of the lock
         limit = settings.DATABASE_TIMEOUT
         if limit is not None:
-            own = connection.settings_dict.get("OPTIONS", {})
+            options = connection.settings_dict.get("OPTIONS", {})
             wanted = backend_of(connection).sessions.liveness_options(limit.total_seconds())
-            connection.settings_dict["OPTIONS"] = wanted | own
+            connection.settings_dict["OPTIONS"] = wanted | options
         self._connection = connection
         return connection
 

@@ -54,7 +54,7 @@ ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
     "body": ((BinaryType(), StringType()), "binary or string"),
     "headers": ((_HEADERS, StringType()), "map<string,string> or a string with a JSON object of strings"),
     "id": ((StringType(),), "string with a UUID; null: a new one"),
-    **{one.name: _KINDS[one.kind] for one in SENT},
+    **{column.name: _KINDS[column.kind] for column in SENT},
 }
 
 

@@ -42,14 +42,16 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "id": pa.binary(16),
     "headers": pa.string(),
     "body": pa.binary(),
-    **{one.name: _KINDS[one.kind] for one in SENT},
+    **{column.name: _KINDS[column.kind] for column in SENT},
 }
 
 #: What a null means in a column that the table does not let be null.
-_DEFAULTS: dict[str, Any] = {"headers": "{}"} | {one.name: one.default for one in SENT if one.default is not None}
+_DEFAULTS: dict[str, Any] = {"headers": "{}"} | {
+    column.name: column.default for column in SENT if column.default is not None
+}
 #: Columns for foreign readers of the table, and the headers with the same value for handlers.
-_HEADER_OF = {one.name: one.header for one in SENT if one.header}
-_LONGEST = {one.name: one.max_length for one in SENT if one.max_length}
+_HEADER_OF = {column.name: column.header for column in SENT if column.header}
+_LONGEST = {column.name: column.max_length for column in SENT if column.max_length}
 
 #: The latest time that ``send`` accepts is so far from now. (Its constant is not importable without Django.)
 FAR_FUTURE = timedelta(days=100 * 365)
@@ -116,17 +118,19 @@ class RowEncoder:
         bodies = columns["body"].to_pylist()
         headers = columns["headers"].to_pylist() if "headers" in columns else repeat(self._plan.headers or "{}")
         try:
-            found = [entering.evaluate(*one) for one in zip(headers, bodies, strict=False)]
+            found = [entering.evaluate(*row) for row in zip(headers, bodies, strict=False)]
         except UndecodableMessage as error:
             raise InvalidDataFrame(
                 f"A row cannot enter queue {self._plan.label}, whose expressions read it. {error}"
             ) from error
         if found and found[0].priority is not None:
-            columns["priority"] = pa.array([one.priority for one in found], ARROW_TYPES["priority"])
+            columns["priority"] = pa.array([evaluated.priority for evaluated in found], ARROW_TYPES["priority"])
         if found and found[0].is_barrier is not None:
             given = columns["is_barrier"].to_pylist()
-            columns["is_barrier"] = pa.array([one.is_barrier or own for one, own in zip(found, given, strict=True)])
-        kept = pa.array([one.matches for one in found], pa.bool_())
+            columns["is_barrier"] = pa.array(
+                [evaluated.is_barrier or is_barrier for evaluated, is_barrier in zip(found, given, strict=True)]
+            )
+        kept = pa.array([evaluated.matches for evaluated in found], pa.bool_())
         entered = pa.record_batch(list(columns.values()), schema=self.schema).filter(kept)
         self.refused += batch.num_rows - entered.num_rows
         return entered

@@ -195,8 +195,8 @@ def _whole_rows(
             columns["headers"] = pa.array([plan.headers] * rows, pa.string())
         if expires_ms is not None:
             later = pa.scalar(expires_ms * 1000, pa.timestamp("us", "UTC"))
-            own = columns.get("expires")
-            columns["expires"] = pa.array([later] * rows, later.type) if own is None else own.fill_null(later)
+            expires = columns.get("expires")
+            columns["expires"] = pa.array([later] * rows, later.type) if expires is None else expires.fill_null(later)
         if table.naive_expires and "expires" in columns:
             # COPY BINARY takes a timestamp for a timestamptz and the other way round: both are microseconds of UTC.
             columns["expires"] = columns["expires"].cast(pa.int64()).cast(pa.timestamp("us"))

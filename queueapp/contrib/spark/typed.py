@@ -61,7 +61,7 @@ def _type(info: inspect.Type, outer: tuple[Any, ...]) -> Schema:
     if isinstance(info, inspect.EnumType):
         return ("Literal", tuple(member.value for member in info.cls))
     if isinstance(info, inspect.UnionType):
-        return ("Union", tuple(_type(one, outer) for one in info.types))
+        return ("Union", tuple(_type(member, outer) for member in info.types))
     if isinstance(info, inspect.ListType | inspect.SetType | inspect.FrozenSetType | inspect.VarTupleType):
         bounds = {name: getattr(info, name) for name in ("min_length", "max_length") if getattr(info, name) is not None}
         kind_of_list = "Set" if isinstance(info, inspect.SetType | inspect.FrozenSetType) else "List"

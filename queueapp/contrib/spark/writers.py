@@ -74,7 +74,7 @@ class Sink:
         assert context is not None
         message = Staged(context.partitionId(), None, 0, context.getLocalProperty(_QUERY_ID))
         encoder, source = RowEncoder(self.plan), (batch for batch in batches if batch.num_rows)
-        encoded = (some for some in map(encoder.encode, source) if some.num_rows)
+        encoded = (batch for batch in map(encoder.encode, source) if batch.num_rows)
         first = next(encoded, None)
         if first is None:
             return replace(message, refused=encoder.refused)

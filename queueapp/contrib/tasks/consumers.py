@@ -68,10 +68,10 @@ def install() -> None:
     for backend in backends():
         if (queue := queue_of(backend)) is not None:
             by_queue.setdefault(queue, []).append(backend)
-    for queue, own in by_queue.items():
-        resolver = TaskResolver(queue, varies=len(own) > 1)
-        names = {name for backend in own for name in backend.worked} if queue.delivery.recipients else {ANY}
-        if queue.delivery.recipients and any(not backend.queues for backend in own):
+    for queue, of_queue in by_queue.items():
+        resolver = TaskResolver(queue, varies=len(of_queue) > 1)
+        names = {name for backend in of_queue for name in backend.worked} if queue.delivery.recipients else {ANY}
+        if queue.delivery.recipients and any(not backend.queues for backend in of_queue):
             names.add(ANY)
         for name in sorted(names):
             registered.add(Registration(queue, name, bytes, resolver.refuse, {}, resolver))
@@ -100,8 +100,8 @@ class TaskResolver(ConsumerResolver):
         if found is None:
             all_backends = backends()
             task = task_at(type_name, [module for found in all_backends for module in found.configuration.modules])
-            own = [found for found in all_backends if queue_of(found) is self.queue]
-            found = self._registration(task, type_name, _backend_for(own, variant or task.backend))
+            of_queue = [found for found in all_backends if queue_of(found) is self.queue]
+            found = self._registration(task, type_name, _backend_for(of_queue, variant or task.backend))
             if len(self._registrations) >= _MAX_CACHED_TASKS:
                 self._registrations.clear()
             self._registrations[type_name, variant] = found
@@ -216,9 +216,9 @@ class TaskResolver(ConsumerResolver):
                     )
 
 
-def _backend_for(own: Sequence[QueueBackend], alias: str) -> QueueBackend | None:
+def _backend_for(backends: Sequence[QueueBackend], alias: str) -> QueueBackend | None:
     """The backend with this alias or, if these settings have none on this queue, the first one on it."""
-    return next((backend for backend in own if backend.alias == alias), own[0] if own else None)
+    return next((backend for backend in backends if backend.alias == alias), backends[0] if backends else None)
 
 
 def send_signal(signal: Any, result: Any) -> None:

@@ -129,11 +129,11 @@ def id_of(result_id: Any) -> uuid.UUID | None:
 # imported, and only tasks are returned.
 
 
-def is_allowed(module: str, others: Iterable[str]) -> bool:
-    """Whether tasks may be in this module: one of a package of INSTALLED_APPS, of the settings, or of ``others``."""
+def is_allowed(module: str, modules: Iterable[str]) -> bool:
+    """Whether tasks may be in this module: one of a package of INSTALLED_APPS, of the settings, or of ``modules``."""
     top = module.partition(".")[0]
     return top in _packages(tuple(settings.INSTALLED_APPS), str(settings.SETTINGS_MODULE or "")) or any(
-        module == package or module.startswith(package + ".") for package in others
+        module == package or module.startswith(package + ".") for package in modules
     )
 
 
@@ -142,12 +142,12 @@ def _packages(apps: tuple[str, ...], settings_module: str) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name in (*apps, settings_module) if name)
 
 
-def task_at(path: str, others: Iterable[str] = ()) -> Any:
+def task_at(path: str, modules: Iterable[str] = ()) -> Any:
     """The task with this path. Raises UndecodableMessage, which says why there is none."""
     name, _, attribute = path.rpartition(".")
     if not name or not all(part.isidentifier() for part in path.split(".")):
         raise UndecodableMessage(f"{path[:200]!r} is not the path of a task.")
-    if name not in sys.modules and not is_allowed(name, others):
+    if name not in sys.modules and not is_allowed(name, modules):
         raise UndecodableMessage(
             f"The task {path[:200]!r} is not in a package of INSTALLED_APPS or of OPTIONS['modules']."
         )
@@ -162,12 +162,12 @@ def task_at(path: str, others: Iterable[str] = ()) -> Any:
     return found
 
 
-def restored(task_headers: TaskHeaders, others: Iterable[str] = ()) -> Any:
+def restored(task_headers: TaskHeaders, modules: Iterable[str] = ()) -> Any:
     """The task of a result, as it was enqueued. Nothing is validated, because a result may outlive its task; a task
     that does not exist any more is represented by a stand-in with its path."""
     known, cls, func = None, Task, None
     try:
-        known = task_at(task_headers.path, others)
+        known = task_at(task_headers.path, modules)
         cls, func = type(known), known.func
     except UndecodableMessage:
         func = _stand_in(task_headers.path)

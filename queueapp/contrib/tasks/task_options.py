@@ -156,8 +156,8 @@ def options(**given: Any) -> Callable[[_FunctionT], _FunctionT]:
 
 def options_of(task: Any) -> dict[str, Any]:
     """The options that a task sets with ``@task`` or ``@options``."""
-    own = {option.name: getattr(task, option.name, None) for option in RECOVERABILITY}
-    return {**getattr(task.func, _MARK, {}), **{name: value for name, value in own.items() if value is not None}}
+    options = {option.name: getattr(task, option.name, None) for option in RECOVERABILITY}
+    return {**getattr(task.func, _MARK, {}), **{name: value for name, value in options.items() if value is not None}}
 
 
 def refuse_bad_options(task: Any) -> None:

@@ -21,7 +21,7 @@ from ...sql import backend_of
 from .consumers import backends, queue_of
 from .serialization import TaskHeaders
 
-PREFIX, OTHERS = "task:", "task:(others)"
+PREFIX, REMAINDER = "task:", "task:(others)"
 #: Tasks of one database that have a row of their own.
 MAX_TASKS = 200
 
@@ -34,8 +34,8 @@ def install() -> None:
 def task_stats(alias: str, reader: Reader) -> list[QueueStats] | None:
     """The statistics of the tasks in one database; none where it has no queue of tasks. None: they cannot be read."""
     queues = {queue for backend in backends() if (queue := queue_of(backend)) is not None}
-    own = [queue for queue in queues if (router.db_for_read(queue) or "default") == alias]
-    return reader.read(lambda: _read(alias, own))[0] if own else []
+    of_alias = [queue for queue in queues if (router.db_for_read(queue) or "default") == alias]
+    return reader.read(lambda: _read(alias, of_alias))[0] if of_alias else []
 
 
 def _read(alias: str, queues: list[Any]) -> list[QueueStats]:
@@ -60,11 +60,16 @@ def _read(alias: str, queues: list[Any]) -> list[QueueStats]:
             oldest=Min("enqueued_at", filter=~(leased | expired) | Q(lease_expires=None, expires=None)),
         )
         for row in figures:
-            one = of(_path(row["headers"]))
-            one.leased, one.expired = (one.leased or 0) + row["leased"], (one.expired or 0) + row["expired"]
-            one.waiting = (one.waiting or 0) + row["total"] - row["leased"] - row["expired"]
+            consumer_stats = of(_path(row["headers"]))
+            consumer_stats.leased, consumer_stats.expired = (
+                (consumer_stats.leased or 0) + row["leased"],
+                (consumer_stats.expired or 0) + row["expired"],
+            )
+            consumer_stats.waiting = (consumer_stats.waiting or 0) + row["total"] - row["leased"] - row["expired"]
             if row["oldest"] is not None:
-                one.oldest_seconds = max(one.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds())
+                consumer_stats.oldest_seconds = max(
+                    consumer_stats.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds()
+                )
     labels = [queue._meta.label for queue in queues]
     rows, exact = head_of(DelayedMessage.objects.using(alias).filter(destination__in=labels))
     inexact |= set() if exact else {"delayed"}
@@ -76,8 +81,8 @@ def _read(alias: str, queues: list[Any]) -> list[QueueStats]:
     for path, count in rows.values_list("message_type").annotate(Count("pk")):
         of(path).poison = (of(path).poison or 0) + count
     _join_others(stats, alias)
-    for one in stats.values():
-        one.exact, one.delayed_exact, one.poison_exact = (
+    for consumer_stats in stats.values():
+        consumer_stats.exact, consumer_stats.delayed_exact, consumer_stats.poison_exact = (
             name not in inexact for name in ("waiting", "delayed", "poison")
         )
     return [stats[path] for path in sorted(stats)]
@@ -94,13 +99,15 @@ def _join_others(stats: dict[str, QueueStats], alias: str) -> None:
         return
 
     def total(found: list[QueueStats], name: str) -> int:
-        return sum(getattr(one, name) or 0 for one in found)
+        return sum(getattr(item, name) or 0 for item in found)
 
     names = ("waiting", "leased", "expired", "delayed", "poison")
     by_size = sorted(stats, key=lambda path: (-sum(total([stats[path]], name) for name in names), path))
     joined = [stats.pop(path) for path in by_size[MAX_TASKS - 1 :]]
-    others = QueueStats(OTHERS, "", alias, "", note=f"{len(joined)} tasks")
+    queue_stats = QueueStats(REMAINDER, "", alias, "", note=f"{len(joined)} tasks")
     for name in names:
-        setattr(others, name, total(joined, name))
-    others.oldest_seconds = max((one.oldest_seconds for one in joined if one.oldest_seconds is not None), default=None)
-    stats[OTHERS.removeprefix(PREFIX)] = others
+        setattr(queue_stats, name, total(joined, name))
+    queue_stats.oldest_seconds = max(
+        (item.oldest_seconds for item in joined if item.oldest_seconds is not None), default=None
+    )
+    stats[REMAINDER.removeprefix(PREFIX)] = queue_stats

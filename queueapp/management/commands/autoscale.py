@@ -58,6 +58,6 @@ class Command(OperatorCommand):
             found = [desired_workers_for(stats, rule) for stats in stats_by_name(names)]
         else:
             found = desired_workers(registry.queues, rule)
-        self.stdout.write(json.dumps([each.as_dict() for each in found], indent=2))
-        if unknown := [each.queue for each in found if each.desired is None]:
+        self.stdout.write(json.dumps([scale.as_dict() for scale in found], indent=2))
+        if unknown := [scale.queue for scale in found if scale.desired is None]:
             raise CommandError(f"Unknown: {', '.join(unknown)}.")

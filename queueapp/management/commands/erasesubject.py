@@ -41,7 +41,7 @@ class Command(OperatorCommand):
         if not found:
             raise CommandError(f"{subject!r} has no key. Nothing was done.")
         if not options["yes"]:
-            where = ", ".join(one.database for one in found)
+            where = ", ".join(match.database for match in found)
             self.confirm(
                 f"Destroy the keys of {subject!r} in {where} for good? Type the subject to confirm: ", subject, "--yes"
             )

@@ -42,14 +42,15 @@ class Command(OperatorCommand):
         if options["json"]:
             self.write_json([consumer.as_dict() for consumer in consumers], indent=2)
         else:
-            for each in consumers:
-                types = ", ".join(in_one_line(kind, NAME) or "messages without a type" for kind in each.types)
-                waiting = f"{each.waiting}{'' if each.exact else '+'} waiting"
-                age = f", the oldest {span(each.oldest_seconds)}" if each.waiting else ""
+            for consumer_stats in consumers:
+                types = ", ".join(in_one_line(kind, NAME) or "messages without a type" for kind in consumer_stats.types)
+                waiting = f"{consumer_stats.waiting}{'' if consumer_stats.exact else '+'} waiting"
+                age = f", the oldest {span(consumer_stats.oldest_seconds)}" if consumer_stats.waiting else ""
                 self.stdout.write(
-                    f"{each.queue}: {in_one_line(each.consumer, NAME)} ({types}): {ACTIVE[each.active]}, "
+                    f"{consumer_stats.queue}: {in_one_line(consumer_stats.consumer, NAME)} ({types}): "
+                    f"{ACTIVE[consumer_stats.active]}, "
                     f"{waiting}{age}, "
-                    f"since {each.made_at[:19] or UNKNOWN}, seen {each.seen_at[:19] or UNKNOWN}"
+                    f"since {consumer_stats.made_at[:19] or UNKNOWN}, seen {consumer_stats.seen_at[:19] or UNKNOWN}"
                 )
-        if any(stats.error for stats in found):
+        if any(consumer_stats.error for consumer_stats in found):
             raise CommandError("Some values are unknown.")

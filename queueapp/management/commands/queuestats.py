@@ -74,7 +74,7 @@ class Command(OperatorCommand):
     def _show_journals(self, as_json: bool) -> None:
         journals = all_journal_stats()
         if as_json:
-            self.write_json([each.as_dict() for each in journals], indent=2)
+            self.write_json([journal.as_dict() for journal in journals], indent=2)
             return
         for journal in journals:
             size = f"about {counted(journal.entries, 'entry', 'entries')}, {journal.bytes / 2**20:.1f} MiB"

@@ -83,9 +83,9 @@ The command can be stopped and run again at any time: it inserts no message twic
                 total = self._add(total, filled, progress)
         self._report(label, feeder, total, options["json"])
 
-    def _add(self, total: Filled, one: Filled, progress: Progress) -> Filled:
-        progress.at(total.read + one.read)
-        return Filled(total.read + one.read, total.copied + one.copied, one.more, one.full_with)
+    def _add(self, total: Filled, fill: Filled, progress: Progress) -> Filled:
+        progress.at(total.read + fill.read)
+        return Filled(total.read + fill.read, total.copied + fill.copied, fill.more, fill.full_with)
 
     def _report(self, label: str, feeder: QueueFeeder, total: Filled, as_json: bool) -> None:
         remaining = feeder.remaining(COUNTED)

@@ -105,13 +105,15 @@ continue with. (rebuildqueue fills a queue with messages that it never had.)"""
             return f"{sent} messages were inserted into {queue._meta.label}.{on}"
 
         with self.counting("messages", stopped) as progress:
-            while some := list(islice(entries, BATCH if not reading.follows else 1)):
-                wanted = [one for one in (evaluated(queue, entry.record) for entry in some) if one is not None]
+            while part := list(islice(entries, BATCH if not reading.follows else 1)):
+                wanted = [
+                    message for message in (evaluated(queue, entry.record) for entry in part) if message is not None
+                ]
                 sent = 0
                 if wanted:
                     with transaction.atomic(using=alias):
                         sent = insert(queue, connections[alias], wanted)
-                last = some[-1].bookmark
+                last = part[-1].bookmark
                 progress.at(progress.count + sent)
         self.stdout.write(f"{progress.count} messages were inserted into {queue._meta.label}.")
 

@@ -48,14 +48,14 @@ class Command(OperatorCommand):
                 return
         found = [self._facts(alias, row, max(0, options["next"])) for alias, row in rows]
         if options["check"]:
-            found = [one for one in found if one["problem"]]
+            found = [item for item in found if item["problem"]]
             if not options["names"] and not options["tag"]:
                 found += self._undeclared({row.name for _, row in rows})
         if options["json"]:
             self.write_json(found, indent=2)
         else:
-            for one in found:
-                self.stdout.write(_line(one, options["check"]))
+            for message in found:
+                self.stdout.write(_line(message, options["check"]))
             if not found:
                 self.stdout.write("No problems." if options["check"] else "No schedules.")
         if options["check"] and found:
@@ -84,7 +84,7 @@ class Command(OperatorCommand):
             "when": when, "timezone": row.timezone or None, "tags": row.tags.split(",") if row.tags else [],
             "paused": row.paused, "source": "code" if row.declared else "admin", "runs": row.runs,
             "last": row.last_at.isoformat() if row.last_at else None,
-            "next": [one.isoformat() for one in times], "problem": problem or None,
+            "next": [time.isoformat() for time in times], "problem": problem or None,
         }  # fmt: skip
 
     def _undeclared(self, known: set[str]) -> list[dict[str, Any]]:

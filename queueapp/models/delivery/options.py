@@ -304,8 +304,11 @@ _FLOW: tuple[Option, ...] = (
 
 # The same texts speak of a consumer there; of what is left of the chain here.
 _RETRIES: tuple[Option, ...] = tuple(
-    replace(one, doc=one.doc.replace("the queue's, then ", "").replace("the queue's, which has none by itself", "none"))
-    for one in RECOVERABILITY
+    replace(
+        address,
+        doc=address.doc.replace("the queue's, then ", "").replace("the queue's, which has none by itself", "none"),
+    )
+    for address in RECOVERABILITY
 )
 
 
@@ -342,8 +345,10 @@ def _is_text(value: Any) -> bool:
 
 def _are_types(value: Any) -> bool:
     return bool(value) and all(
-        bool(one.strip()) if isinstance(one, str) else isinstance(one, type) and (one is dict or messages.is_typed(one))
-        for one in value
+        bool(item.strip())
+        if isinstance(item, str)
+        else isinstance(item, type) and (item is dict or messages.is_typed(item))
+        for item in value
     )
 
 
@@ -474,8 +479,8 @@ _COMPRESSIONS = {"zlib", "zstd"}
 
 def _is_encoding(value: Any) -> bool:
     return (
-        all(one in NAMES for one in value)
-        and sum(one in _COMPRESSIONS for one in value) <= 1
+        all(name in NAMES for name in value)
+        and sum(name in _COMPRESSIONS for name in value) <= 1
         and value.count("encrypted") <= 1
         and "encrypted" not in value[:-1]  # encrypted bytes do not compress
     )
@@ -497,7 +502,7 @@ _ENCODING: tuple[Option, ...] = (
 
 
 def _are_aliases(value: Any) -> bool:
-    return all(isinstance(one, str) and one and len(one) <= 60 for one in value)
+    return all(isinstance(name, str) and name and len(name) <= 60 for name in value)
 
 
 _STORAGE: tuple[Option, ...] = (

@@ -35,7 +35,7 @@ def accepted_names(types: Iterable[Any] | None) -> frozenset[str] | None:
     """The names of the types that a queue accepts; None: all."""
     if types is None:
         return None
-    return frozenset(name for one in types for name in ((one,) if isinstance(one, str) else messages.known_as(one)))
+    return frozenset(name for item in types for name in ((item,) if isinstance(item, str) else messages.known_as(item)))
 
 
 #: What makes a text a regular expression. A dot alone does not: the names of message types have some.

@@ -117,13 +117,13 @@ class PostgresqlBackend(Backend):
         while cause is not None and not isinstance(cause, psycopg.Error):
             cause = cause.__cause__
         if cause is None:
-            return ErrorKind.OTHER
+            return ErrorKind.UNKNOWN
         state = cause.sqlstate
         if state is None:
             # No SQLSTATE: a client error. Lost connections are OperationalError and InterfaceError.
             lost = isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
-            return ErrorKind.CONNECTION if lost else ErrorKind.OTHER
-        return _KINDS.get(state) or _CLASSES.get(state[:2], ErrorKind.OTHER)
+            return ErrorKind.CONNECTION if lost else ErrorKind.UNKNOWN
+        return _KINDS.get(state) or _CLASSES.get(state[:2], ErrorKind.UNKNOWN)
 
     def estimate_rows(self, connection: Any, db_table: str) -> int:
         # Catalog only: never reads the table. The density of the last ANALYZE times the present size, like the planner.

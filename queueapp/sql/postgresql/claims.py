@@ -52,7 +52,7 @@ class Where(enum.Enum):
 
     OPEN = "one range without an end"
     CLOSED = "one range"
-    SEVERAL = "several ranges, or by level"
+    RANGES = "several ranges, or by level"
 
 
 def _single(result: Any) -> list[Claimed]:
@@ -77,12 +77,12 @@ class PostgresqlClaims(Statements, Claims):
         super().__init__(text)
         table = text.table
         #: A queue with recipients or levels always has several ranges, others rarely.
-        self._always_several = bool(table.claim_by or table.priority64)
+        self._always_ranges = bool(table.claim_by or table.priority64)
         #: The shapes that the ranges of this queue can have.
-        self.shapes = (Where.SEVERAL,) if self._always_several else tuple(Where)
+        self.shapes = (Where.RANGES,) if self._always_ranges else tuple(Where)
         self._statements = {shape: self._build_claims(shape) for shape in self.shapes}
-        self._peeks = {(one, two): self._build_peek(one, two) for one in self.shapes for two in self.shapes}
-        heads = (Where.CLOSED, *([] if self._always_several else [Where.OPEN]))
+        self._peeks = {(shape, two): self._build_peek(shape, two) for shape in self.shapes for two in self.shapes}
+        heads = (Where.CLOSED, *([] if self._always_ranges else [Where.OPEN]))
         self._heads = {(where, bodies): self._build_heads(where, bodies) for where in heads for bodies in (False, True)}
         #: Claims that open their transaction, by ``whole``, and single claims; none on a queue with recipients or
         #: levels.
@@ -90,7 +90,7 @@ class PostgresqlClaims(Statements, Claims):
         self._opening_claims: tuple[OpeningClaim, ...] = ()
         #: The claim by lease of such a queue, the most frequent statement.
         self._packed_lease: LeaseClaim | None = None
-        if not (self._always_several or table.barriers):
+        if not (self._always_ranges or table.barriers):
             self._opening_claims = tuple(map(OpeningClaim, self._statements[Where.OPEN][1:]))
             self._single_claims = SingleClaims(self._opening_claims[0])
             if by_lease := self._statements[Where.OPEN][0]:
@@ -106,7 +106,7 @@ class PostgresqlClaims(Statements, Claims):
         ahead, behind = ahead or [SeqRange(1, 0)], behind or [SeqRange(1, 0)]
         where = self.shape_of(ahead), self.shape_of(behind)
         window = self.range_params(behind, WINDOW_ROWS)
-        if where[1] is Where.SEVERAL:
+        if where[1] is Where.RANGES:
             window = window[:-1]  # no limit over all ranges
         params = (*self.range_params(ahead, limit), WINDOW_ROWS, *window)
         found, back, *places = self._guard.fetch(connection, self._peeks[where], params)[0]
@@ -257,8 +257,8 @@ class PostgresqlClaims(Statements, Claims):
     # -- pieces -----------------------------------------------------------------------------------------------------
 
     def shape_of(self, ranges: Sequence[SeqRange]) -> Where:
-        if self._always_several or len(ranges) != 1:
-            return Where.SEVERAL
+        if self._always_ranges or len(ranges) != 1:
+            return Where.RANGES
         return Where.OPEN if ranges[0].high == MAX_SEQ else Where.CLOSED
 
     def build_range(self, where: Where) -> tuple[str, str]:
@@ -266,7 +266,7 @@ class PostgresqlClaims(Statements, Claims):
         seq >= n`` the planner takes the primary key and filters (measured 1,300 against 72,000 messages a second)."""
         keys = ", ".join([*(self._c[name] for name in self.table.claim_by), self._c["seq"]])
         low, high = (
-            ", ".join(f"l.{name}" if where is Where.SEVERAL else "%s" for name in (*self.table.claim_by, end))
+            ", ".join(f"l.{name}" if where is Where.RANGES else "%s" for name in (*self.table.claim_by, end))
             for end in ("low", "high")
         )
         return f"({keys}) >= ({low})" + (f" AND ({keys}) <= ({high})" if where is not Where.OPEN else ""), keys
@@ -280,7 +280,7 @@ class PostgresqlClaims(Statements, Claims):
 
     def build_seqs(self, where: Where) -> str:
         scan = f"SELECT {self._scan(where)} LIMIT %s FOR UPDATE SKIP LOCKED"
-        if where is not Where.SEVERAL:
+        if where is not Where.RANGES:
             return scan
         # The ranges come in claim order; the nested loop stops at the outer LIMIT, so later ranges are not touched
         # when earlier ones fill the batch, and never more than LIMIT rows are locked (checked from a second session).
@@ -296,7 +296,7 @@ class PostgresqlClaims(Statements, Claims):
         # Primary key or claim index, as the claim. No lock, no WAL. A row that an open transaction has deleted or
         # locked has that transaction in xmax: not available, although this snapshot still sees it (NServiceBus #1412).
         scan = f"SELECT {self._scan(ahead, f' AND {mostly(NOT_IN_FLIGHT)}')} LIMIT %s"
-        if ahead is Where.SEVERAL:
+        if ahead is Where.RANGES:
             scan = f"SELECT m.seq FROM {self._LEVELS} CROSS JOIN LATERAL ({scan}) AS m(seq) LIMIT %s"
         return (
             "SELECT a.n, b.n, coalesce(least(a.first, b.first), 0), coalesce(b.reached, 0) "
@@ -317,7 +317,7 @@ class PostgresqlClaims(Statements, Claims):
             "SELECT count(*) FILTER (WHERE w.free) AS n, min(w.seq) FILTER (WHERE w.free) AS first, "
             f"CASE WHEN count(*) = %s THEN max(w.seq) END AS reached FROM ({rows}) AS w(seq, free)"
         )
-        if where is not Where.SEVERAL:
+        if where is not Where.RANGES:
             return level
         total = "SELECT sum(m.n)::bigint AS n, min(m.first) AS first, min(m.reached) AS reached"
         return (
@@ -357,7 +357,7 @@ class Priority64Claims(PostgresqlClaims):
         # The claim index, a range of it: see above.
         keys = f"({self._c['priority']} # -1), {self._c['seq']}"
         low, high = (
-            (f"l.{end}_rank, l.{end}_seq" if where is Where.SEVERAL else "%s::bigint, %s::bigint")
+            (f"l.{end}_rank, l.{end}_seq" if where is Where.RANGES else "%s::bigint, %s::bigint")
             for end in ("low", "high")
         )
         # First the condition of the partial index, so that the planner uses it: see ``Priority64Index``.

@@ -395,11 +395,11 @@ class PostgresqlSchema(Schema):
             "WHERE d.datname = current_database() AND r.rolname = session_user"
         )
         row = fetch(connection, sql, ())[0]
-        superuser, most, reserved, of_database, of_role, database, role, used, used_here, used_by_role = row
+        superuser, maximum, reserved, of_database, of_role, database, role, used, used_here, used_by_role = row
         if superuser:
-            return [ConnectionLimit("the server accepts", most, used, "max_connections", "raise max_connections")]
-        setting = f"max_connections {most}, {reserved} of them reserved"
-        limits = [ConnectionLimit("the server accepts", most - reserved, used, setting, "raise max_connections")]
+            return [ConnectionLimit("the server accepts", maximum, used, "max_connections", "raise max_connections")]
+        setting = f"max_connections {maximum}, {reserved} of them reserved"
+        limits = [ConnectionLimit("the server accepts", maximum - reserved, used, setting, "raise max_connections")]
         for subject, limit, count, remedy in (
             (f"the database {database} accepts", of_database, used_here, f"ALTER DATABASE {database}"),
             (f"the user {role} may have", of_role, used_by_role, f"ALTER ROLE {role}"),

@@ -374,12 +374,12 @@ class PostgresqlFanout(Statements, Fanout):
         values = ", ".join(
             [*(f"g.{c[name]}" for name in names), "r.name", *(["NULL"] if self.table.has_unevaluated else [])]
         )
-        ours = self._fenced if token else self._free
+        condition = self._fenced if token else self._free
         # Primary key. Safe: one statement, so either the message or its copies exist; SKIP LOCKED waits for no row, the
         # token fences. Copies of one message are adjacent, in the order of the originals.
         sql = (
             f"WITH gone AS (DELETE FROM {self._q} WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} "
-            f"WHERE {c['seq']} = ANY(%s) AND {c['recipient']} = %s AND {ours} ORDER BY {c['seq']} FOR UPDATE SKIP "
+            f"WHERE {c['seq']} = ANY(%s) AND {c['recipient']} = %s AND {condition} ORDER BY {c['seq']} FOR UPDATE SKIP "
             "LOCKED)) "
             f"RETURNING {c['seq']}, {columns}), put AS (INSERT INTO {self._q} ({free}) SELECT {values} FROM gone g "
             f"CROSS JOIN unnest(%s::varchar[]) WITH ORDINALITY AS r(name, place) ORDER BY g.{c['seq']}, r.place) "

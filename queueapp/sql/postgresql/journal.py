@@ -45,11 +45,11 @@ class PostgresqlJournalSql(JournalSql):
         name = schema_editor.quote_name
         table, columns, params = name(self.table), [], []
         for field in model._meta.local_concrete_fields:
-            definition, some = schema_editor.column_sql(model, field)
+            definition, part = schema_editor.column_sql(model, field)
             # The key of a partitioned table has to include the partition column.
             suffix = field.db_type_suffix(connection=schema_editor.connection) or ""
             columns.append(f"{name(field.column)} {definition.replace(' PRIMARY KEY', '')} {suffix}".rstrip())
-            params += some
+            params += part
         schema_editor.execute(
             f"CREATE TABLE {table} ({', '.join(columns)}, PRIMARY KEY (seq, published_at)) PARTITION BY RANGE "
             "(published_at)",
@@ -210,32 +210,32 @@ class PostgresqlJournalSql(JournalSql):
     ) -> list[JournalRecord]:
         if not topics:
             return []
-        where, params = self._which(after, without, not_before)
+        where, params = self._condition(after, without, not_before)
         # The index on (topic, txid, seq), for each topic in its order from the position on, merged over the partitions;
         # those that end before ``not_before`` are not opened. Locks nothing; safe: nothing can come in before the
         # horizon.
-        one = (
+        insert = (
             f"SELECT {_KEPT} FROM {self._t} j WHERE j.topic = {{}} AND {where} AND (j.txid, j.seq) < (%s, %s) "
             "ORDER BY j.txid, j.seq LIMIT %s"
         )
         rest = [*params, *before, limit]
         if len(topics) == 1:
-            rows = self.guard.fetch(connection, one.format("%s"), [topics[0], *rest])
+            rows = self.guard.fetch(connection, insert.format("%s"), [topics[0], *rest])
         else:
             sql = (
-                f"SELECT e.* FROM unnest(%s::text[]) AS t(topic) CROSS JOIN LATERAL ({one.format('t.topic')}) AS e "
+                f"SELECT e.* FROM unnest(%s::text[]) AS t(topic) CROSS JOIN LATERAL ({insert.format('t.topic')}) AS e "
                 "ORDER BY e.txid, e.seq LIMIT %s"
             )
             rows = self.guard.fetch_by_key(connection, sql, [list(topics), *rest, limit])
         return [JournalRecord(*row) for row in rows]
 
     def count(self, connection: Any, topics: Sequence[str], after: Position, without: Sequence[str], limit: int) -> int:
-        where, params = self._which(after, without, None)
+        where, params = self._condition(after, without, None)
         # The index on (topic, txid, seq) from the position on, and the rows behind it, at most so many. Locks nothing.
         sql = f"SELECT count(*) FROM (SELECT 1 FROM {self._t} j WHERE j.topic = ANY(%s) AND {where} LIMIT %s) AS f"
         return int(fetch(connection, sql, [list(topics), *params, limit])[0][0])
 
-    def _which(self, after: Position, without: Sequence[str], not_before: datetime | None) -> tuple[str, list[Any]]:
+    def _condition(self, after: Position, without: Sequence[str], not_before: datetime | None) -> tuple[str, list[Any]]:
         where = "(j.txid, j.seq) > (%s, %s)"
         params: list[Any] = [*after]
         for mark in without:
@@ -258,7 +258,7 @@ class PostgresqlJournalSql(JournalSql):
         return Position(*rows[0]) if rows else None
 
     def earliest(self, connection: Any, topics: Sequence[str], after: Position) -> datetime | None:
-        where, params = self._which(after, (), None)
+        where, params = self._condition(after, (), None)
         # The index on (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Locks
         # nothing.
         sql = f"SELECT min(j.published_at) FROM {self._t} j WHERE j.topic = ANY(%s) AND {where}"

@@ -240,7 +240,7 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
         )
 
     def _raw(self, where: Where, sql: str) -> LockedQuery:
-        kinds = {Where.OPEN: 2 * [BIGINT], Where.CLOSED: 3 * [BIGINT], Where.SEVERAL: [*4 * [TEXT], BIGINT, BIGINT]}
+        kinds = {Where.OPEN: 2 * [BIGINT], Where.CLOSED: 3 * [BIGINT], Where.RANGES: [*4 * [TEXT], BIGINT, BIGINT]}
         types = [BIGINT, UUID, UUID, BIGINT, *kinds[where], *([UUID] if self._claims.unless_barred() else [])]
         return LockedQuery(sql, types)
 
@@ -297,23 +297,31 @@ class ClaimRecords(Statements):
             rows.sort(key=self._order)
         return LimitedClaim(rows, len(rows) >= room, after)
 
-    def _reserve(self, connection: Any, known: KnownClaims, limit: int, most: int, *, begins: bool) -> tuple[Any, ...]:
+    def _reserve(
+        self, connection: Any, known: KnownClaims, limit: int, max_backlog: int, *, begins: bool
+    ) -> tuple[Any, ...]:
         """Reserve slots, under the queue's lock. ``begins``: the queue may never have been counted."""
         if not begins and can_run_raw(connection):
-            values = [_big(known.upto), known.pending.encode(), known.in_flight.encode(), _big(limit), _big(most)]
+            values = [
+                _big(known.upto),
+                known.pending.encode(),
+                known.in_flight.encode(),
+                _big(limit),
+                _big(max_backlog),
+            ]
             result = self._raw_reserving.fetch_locked(connection, self._lock, values)
             if result is not None:
                 # Decoded here: making psycopg's loaders takes longer than the statement.
                 room, record, upto, pending, out = (result.get_value(0, n) for n in range(5))
                 return _number(room), _number(record), _number(upto), (pending or b"").decode(), (out or b"").decode()
         raw = hot_cursor(connection).connection
-        own = raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
-        with connection.wrap_database_errors, raw.transaction() if own else nullcontext():
+        is_idle = raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+        with connection.wrap_database_errors, raw.transaction() if is_idle else nullcontext():
             _lock_queue(connection, self._lock)
             if begins:
                 self._begin_counting(connection)
             return tuple(
-                fetch(connection, self._reserving, (known.upto, known.pending, known.in_flight, limit, most))[0]
+                fetch(connection, self._reserving, (known.upto, known.pending, known.in_flight, limit, max_backlog))[0]
             )
 
     # -- statements ---------------------------------------------------------------------------------------------------
@@ -343,7 +351,7 @@ class ClaimRecords(Statements):
             f"out AS MATERIALIZED (SELECT CASE WHEN {_size('may.seqs')} + pending.n + wanted.n <= wanted.most THEN "
             "may.seqs "
             f"ELSE coalesce((SELECT range_agg(int8range(q.{seq}, q.{seq}, '[]')) FROM {self._q} AS q "
-            f"WHERE q.{seq} = ANY(ARRAY({self._each('may.seqs')})) AND {self._in_flight()}), '{{}}') END AS seqs "
+            f"WHERE q.{seq} = ANY(ARRAY({self._unnested('may.seqs')})) AND {self._in_flight()}), '{{}}') END AS seqs "
             "FROM may, pending, wanted), "
             f"room AS MATERIALIZED (SELECT greatest(0, wanted.most - pending.n - {_size('out.seqs')}) AS n FROM out, "
             "pending, wanted), "
@@ -358,7 +366,9 @@ class ClaimRecords(Statements):
         """Parameters: the record, the claim's, and the record again."""
         c = self._c
         names = [f"a{n}" for n in range(len(self.table.claimed))]
-        read = ", ".join(f"{self._read((one,))} AS {name}" for one, name in zip(self.table.claimed, names, strict=True))
+        read = ", ".join(
+            f"{self._read((column,))} AS {name}" for column, name in zip(self.table.claimed, names, strict=True)
+        )
         inner = self._claims.build_seqs(where).replace(
             "LIMIT %s", "LIMIT least(%s::bigint, coalesce((SELECT permits FROM held), 0))"
         )
@@ -399,7 +409,7 @@ class ClaimRecords(Statements):
         # message that is being changed now is leased in this snapshot until the commit.
         look = (
             f"SELECT c.number, c.seqs IS NULL OR EXISTS (SELECT FROM {self._q} AS q "
-            f"WHERE q.{c['seq']} = ANY(ARRAY({self._each('c.seqs')})) "
+            f"WHERE q.{c['seq']} = ANY(ARRAY({self._unnested('c.seqs')})) "
             f"AND q.{c['lease_token']} IS NOT NULL) FROM {self._records} AS c WHERE c.queue = {self._lock} AND "
             "c.number > %s "
             "ORDER BY c.number LIMIT %s"
@@ -419,8 +429,8 @@ class ClaimRecords(Statements):
         owner, token = self._c["lease_owner"], self._c["lease_token"]
         # The index on (queue, number), and a seek in the primary key for each message that may be in flight. No lock.
         all_ = (
-            f"SELECT g.s FROM {self._records} AS c CROSS JOIN LATERAL ({self._each('c.seqs')}) AS g(s) WHERE c.queue = "
-            f"{self._lock}"
+            f"SELECT g.s FROM {self._records} AS c CROSS JOIN LATERAL ({self._unnested('c.seqs')}) AS g(s) "
+            f"WHERE c.queue = {self._lock}"
         )
         sql = (
             f"SELECT q.{owner}, q.{token}, count(*) FROM {self._q} AS q WHERE q.{self._c['seq']} = ANY(ARRAY({all_})) "
@@ -433,7 +443,7 @@ class ClaimRecords(Statements):
     # -- pieces -----------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _each(stretches: str) -> str:
+    def _unnested(stretches: str) -> str:
         return f"SELECT generate_series(lower(r), upper(r) - 1) FROM unnest({stretches}) AS r"
 
     def _in_flight(self) -> str:

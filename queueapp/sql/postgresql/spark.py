@@ -99,8 +99,8 @@ class PostgresqlSparkSql(SparkSql):
         if "expires" in attributes or lifetime:
             targets.append(self._q["expires"])
             later = "statement_timestamp() + %s * interval '1 ms'"
-            own = "expires" in attributes
-            value = f"COALESCE(expires, {later})" if own and lifetime else later if lifetime else "expires"
+            has_expires = "expires" in attributes
+            value = f"COALESCE(expires, {later})" if has_expires and lifetime else later if lifetime else "expires"
             values.append(f"({value}) AT TIME ZONE 'UTC'" if self.queue.naive_expires else value)
         for attribute, constant in self.queue.filled.items():
             targets.append(self._q[attribute])

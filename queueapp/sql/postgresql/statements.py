@@ -43,20 +43,21 @@ def to_utc(table: QueueTable, name: str, time: str) -> str:
 
 def read(table: QueueTable, columns: dict[str, str], name: str) -> str:
     """An attribute in a select list or RETURNING, or a substitute where the table lacks it."""
-    one = BY_NAME.get(name)
+    definition = BY_NAME.get(name)
     if name not in columns:
-        return _ABSENT_COUNTS[name] if one is None else _absent(one)
-    if one is None or one.kind is not Kind.TIME:
+        return _ABSENT_COUNTS[name] if definition is None else _absent(definition)
+    if definition is None or definition.kind is not Kind.TIME:
         return columns[name]
     column = to_utc(table, name, columns[name])  # the same conversion in both directions
     # infinity reads as never.
-    return f"CASE WHEN {column} < {_FIRST} THEN {_FIRST} WHEN {column} > {_LAST} THEN {_absent(one)} ELSE {column} END"
+    absent = _absent(definition)
+    return f"CASE WHEN {column} < {_FIRST} THEN {_FIRST} WHEN {column} > {_LAST} THEN {absent} ELSE {column} END"
 
 
-def _absent(one: MessageColumn) -> str:
-    if one.kind is Kind.TIME and not one.sent:
+def _absent(column: MessageColumn) -> str:
+    if column.kind is Kind.TIME and not column.sent:
         return "clock_timestamp()"
-    return f"{_literal(one.default)}::{TYPES[one.kind]}"
+    return f"{_literal(column.default)}::{TYPES[column.kind]}"
 
 
 LITERALS: dict[bool | None, str] = {None: "NULL", True: "true", False: "false"}

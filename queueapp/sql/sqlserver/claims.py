@@ -81,7 +81,7 @@ class SqlServerClaims(Statements, Claims):
 
     def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:
         ahead, behind = ahead or [SeqRange(1, 0)], behind or [SeqRange(1, 0)]
-        look, window = self._look(several=self._several(ahead)), self._window()
+        look, window = self._look(several=self._has_ranges(ahead)), self._window()
         # Index: as the claim. Safe: LOOKING; rows that an open transaction has deleted or leased are not available,
         # rows that it has only locked (``Failures.lock``) still count. One plan for any number of levels.
         sql = (
@@ -110,7 +110,7 @@ class SqlServerClaims(Statements, Claims):
         level = (getattr(only, name) for name in self.table.claim_by)
         return [tuple(row) for row in fetch(connection, sql, (limit, *level, only.low, only.high))]
 
-    def _several(self, ranges: Sequence[SeqRange]) -> bool:
+    def _has_ranges(self, ranges: Sequence[SeqRange]) -> bool:
         return bool(self.table.claim_by) or len(ranges) > 1
 
     def _look(self, *, several: bool) -> str:
@@ -140,7 +140,7 @@ class SqlServerClaims(Statements, Claims):
         )
 
     def _look_params(self, ranges: Sequence[SeqRange], limit: int) -> tuple[Any, ...]:
-        if not self._several(ranges):
+        if not self._has_ranges(ranges):
             return limit, ranges[0].low, ranges[0].high
         return limit, _numbered(ranges), limit
 

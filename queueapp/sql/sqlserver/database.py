@@ -295,8 +295,10 @@ class SqlServerSchema(Schema):
         )
         rows = fetch(connection, sql, ())
         return [
-            ConnectionLimit("the server accepts", limit or most, used, "user connections", "raise 'user connections'")
-            for limit, used, most in rows
+            ConnectionLimit(
+                "the server accepts", limit or maximum, used, "user connections", "raise 'user connections'"
+            )
+            for limit, used, maximum in rows
         ]
 
     def lock_migrations(self, connection: Any) -> None:

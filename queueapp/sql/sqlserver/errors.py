@@ -101,10 +101,10 @@ def error_kind(error: BaseException, *, table_only: bool = False) -> ErrorKind:
         if isinstance(cause, LockTimeout):
             return ErrorKind.LOCKED
         if isinstance(cause, LockRefused):
-            return _OF_LOCKS.get(cause.answer, ErrorKind.OTHER)
+            return _OF_LOCKS.get(cause.answer, ErrorKind.UNKNOWN)
         if type(cause).__module__.partition(".")[0] in ("mssql_python", "pyodbc"):
             return _kind(cause, table_only)
-    return ErrorKind.OTHER
+    return ErrorKind.UNKNOWN
 
 
 def _kind(error: BaseException, table_only: bool) -> ErrorKind:
@@ -112,7 +112,7 @@ def _kind(error: BaseException, table_only: bool) -> ErrorKind:
     numbers = _numbers(error, text)
     state = _state(error, text)
     if table_only and (207 in numbers or state == "42S22"):
-        return ErrorKind.OTHER
+        return ErrorKind.UNKNOWN
     for number in numbers:
         if number in _BY_NUMBER:
             return _BY_NUMBER[number]
@@ -123,7 +123,7 @@ def _kind(error: BaseException, table_only: bool) -> ErrorKind:
             if pattern.search(text):
                 return kind
     # The drivers' InterfaceError is a closed connection or cursor.
-    return ErrorKind.CONNECTION if type(error).__name__ == "InterfaceError" else ErrorKind.OTHER
+    return ErrorKind.CONNECTION if type(error).__name__ == "InterfaceError" else ErrorKind.UNKNOWN
 
 
 def _numbers(error: BaseException, text: str) -> list[int]:

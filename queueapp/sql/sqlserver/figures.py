@@ -57,14 +57,14 @@ class SqlServerFigures(Statements, Figures):
         return None
 
     def workers_wanted(self, wanted: WorkersWanted) -> str:
-        lag, least, most = "0", wanted.min_workers, wanted.max_workers
+        lag, least, highest = "0", wanted.min_workers, wanted.max_workers
         if wanted.late_ms is not None:
             late = wanted.late_ms
             share = f"CASE WHEN b.[oldest] > {2 * late} THEN 2.0 ELSE b.[oldest] / {late}.0 END"
             lag = f"CASE WHEN b.[oldest] > {late} THEN CEILING(w.[workers] * {share}) ELSE 0 END"
         # Index: the primary key, its first rows; of the subscribers the one on queue. Safe: LOOKING.
         return (
-            f"SELECT CAST(CASE WHEN m.[more] < {least} THEN {least} WHEN m.[more] > {most} THEN {most} "
+            f"SELECT CAST(CASE WHEN m.[more] < {least} THEN {least} WHEN m.[more] > {highest} THEN {highest} "
             "ELSE m.[more] END AS int) AS [wanted] FROM (SELECT CASE WHEN n.[need] > n.[lag] THEN n.[need] ELSE "
             "n.[lag] END AS [more] "
             f"FROM (SELECT CEILING(b.[backlog] / {wanted.per_worker}.0) AS [need], {lag} AS [lag] FROM "

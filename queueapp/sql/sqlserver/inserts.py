@@ -345,13 +345,13 @@ class SqlServerFanout(Statements, Fanout):
         values = ", ".join([*(f"q.{c[name]}" for name in names), "r.[name]"])
         if self.table.has_unevaluated:
             columns, values = f"{columns}, {c['lease_expires']}", f"{values}, NULL"
-        ours = f"q.{c['lease_token']} = %s" if token else self.free()
+        condition = f"q.{c['lease_token']} = %s" if token else self.free()
         # Index: the primary key, one seek a key (KEYS), in all three. Safe: TAKING waits for no row, and this
         # transaction keeps its locks to its end: the same rows are copied and deleted. Identity numbers follow the
         # ORDER BY.
         lock = (
             f"SELECT q.{c['seq']} {KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] "
-            f"WHERE q.{c['recipient']} = %s AND {ours} ORDER BY q.{c['seq']}"
+            f"WHERE q.{c['recipient']} = %s AND {condition} ORDER BY q.{c['seq']}"
         )
         copy = (
             f"INSERT INTO {self._q} ({columns}) SELECT {values} {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = "
@@ -552,5 +552,5 @@ class SqlServerEarlyAcks(EarlyAcks):
                 f"FROM {_IDS} INNER LOOP JOIN {quote_table(db_table)} AS d WITH (ROWLOCK) ON d.[message_id] = u.[id] "
                 "WHERE d.[queue] = %s"
             )
-            found += [as_uuid(one) for one, in_time in fetch(connection, sql, (piece, queue)) if in_time]
+            found += [as_uuid(identity) for identity, in_time in fetch(connection, sql, (piece, queue)) if in_time]
         return found

@@ -62,8 +62,8 @@ class SqlServerJournalSql(JournalSql):
             return self._append_one(connection, topic, messages[0], queues[0])
         found: list[int] = []
         for first in range(0, len(messages), MAX_BATCH):
-            some = slice(first, first + MAX_BATCH)
-            found += self._append_some(connection, topic, messages[some], queues[some])
+            part = slice(first, first + MAX_BATCH)
+            found += self._append_some(connection, topic, messages[part], queues[part])
         return found
 
     def _append_one(self, connection: Any, topic: str, message: Outgoing, queues: str) -> list[int]:
@@ -83,7 +83,7 @@ class SqlServerJournalSql(JournalSql):
             f"INSERT INTO {self._t} ({', '.join(f'[{name}]' for name in values)}) OUTPUT inserted.[seq] "
             f"VALUES ({', '.join(text for text, _ in values.values())})"
         )
-        return [int(row[0]) for row in fetch(connection, sql, [one for _, some in values.values() for one in some])]
+        return [int(row[0]) for row in fetch(connection, sql, [value for _, part in values.values() for value in part])]
 
     def _append_some(
         self, connection: Any, topic: str, messages: Sequence[Outgoing], queues: Sequence[str]
@@ -118,13 +118,13 @@ class SqlServerJournalSql(JournalSql):
         rows = [
             [
                 n,
-                str(one.id),
-                one.headers,
-                None if one.body is None else one.body.hex(),
+                str(message.id),
+                message.headers,
+                None if message.body is None else message.body.hex(),
                 queues[n],
-                *(one[3 + place] for place, _ in said),
+                *(message[3 + place] for place, _ in said),
             ]
-            for n, one in enumerate(messages)
+            for n, message in enumerate(messages)
         ]
         params = (topic, Json(json.dumps(rows, separators=(",", ":"))))
         return sorted(int(row[0]) for row in fetch(connection, sql, params))
@@ -156,7 +156,7 @@ class SqlServerJournalSql(JournalSql):
     ) -> list[JournalRecord]:
         if not topics:
             return []
-        where, params = self._which(after, without, not_before)
+        where, params = self._condition(after, without, not_before)
         # Index: (topic, txid, seq), for each topic from the position on. Safe: nothing before the horizon is in flight,
         # so this waits for no publisher.
         sql = (
@@ -168,7 +168,7 @@ class SqlServerJournalSql(JournalSql):
         return [_kept(row) for row in rows]
 
     def count(self, connection: Any, topics: Sequence[str], after: Position, without: Sequence[str], limit: int) -> int:
-        where, params = self._which(after, without, None)
+        where, params = self._condition(after, without, None)
         # Index: (topic, txid, seq) from the position on, and the rows behind it, at most so many. Safe: LOOKING.
         sql = (
             f"SELECT COUNT(*) FROM (SELECT TOP (%s) 1 AS [one] FROM {self._t} AS j WITH ({LOOKING}) "
@@ -177,7 +177,7 @@ class SqlServerJournalSql(JournalSql):
         )
         return int(fetch(connection, sql, (limit, json_of(list(topics)), *params))[0][0])
 
-    def _which(self, after: Position, without: Sequence[str], not_before: datetime | None) -> tuple[str, list[Any]]:
+    def _condition(self, after: Position, without: Sequence[str], not_before: datetime | None) -> tuple[str, list[Any]]:
         version = _version(after)
         where = f"j.[txid] >= {_AT} AND (j.[txid] > {_AT} OR j.[seq] > %s)"
         params: list[Any] = [version, version, after.seq]
@@ -200,7 +200,7 @@ class SqlServerJournalSql(JournalSql):
         return Position(int(rows[0][0]), int(rows[0][1])) if rows else None
 
     def earliest(self, connection: Any, topics: Sequence[str], after: Position) -> datetime | None:
-        where, params = self._which(after, (), None)
+        where, params = self._condition(after, (), None)
         # Index: (topic, txid, seq) from the position on, and the rows behind it: when a queue is refilled. Safe:
         # LOOKING.
         sql = (

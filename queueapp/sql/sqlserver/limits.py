@@ -237,11 +237,11 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         until, of_until = (_FOREVER, ()) if lease_ms is None else (LATER, later_params(lease_ms))
         by_priority = self.table.priority64 or "priority" in self.table.claim_by
         order = f"q.{c['priority']} DESC, q.{c['seq']}" if by_priority else f"q.{c['seq']}"
-        ours = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} = %s{self._alive()}"
+        condition = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} = %s{self._alive()}"
         # Index: the filtered one on leased rows, by hint, by owner. Safe: LOOKING; the rows found are taken below.
         look = (
             f"SELECT TOP (%s) q.{c['seq']} FROM {self._q} AS q WITH ({self._leased_index}{LOOKING}) "
-            f"WHERE q.{c['lease_token']} IS NOT NULL AND {ours} ORDER BY {order}"
+            f"WHERE q.{c['lease_token']} IS NOT NULL AND {condition} ORDER BY {order}"
         )
         keys = sorted(seq for (seq,) in fetch(connection, look, (min(limit, MAX_BATCH), owner, owner)))
         if not keys:
@@ -251,23 +251,23 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         take = (
             f"UPDATE q SET {c['lease_token']} = %s, {c['lease_expires']} = {until}, "
             f"{c['deliveries']} = q.{c['deliveries']} + 1 OUTPUT {returned.of('inserted')} "
-            f"{KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] WHERE {ours}"
+            f"{KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] WHERE {condition}"
         )
         rows = returned.tuples(fetch(connection, take, (token, *of_until, json_of(keys), owner, owner)))
         return sorted(rows, key=self._order)
 
     def delete_in_flight(self, connection: Any, owner: uuid.UUID, limit: int) -> int:
         c = self._c
-        ours = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} <> %s"
+        condition = f"q.{c['lease_owner']} = %s AND q.{c['lease_token']} <> %s"
         # Index: the filtered one on leased rows, by hint, by owner, where it exists; otherwise a scan, once per dead
         # subscriber. Safe: LOOKING; the rows found are taken below.
         look = (
             f"SELECT TOP (%s) q.{c['seq']} FROM {self._q} AS q WITH ({self._leased_index}{LOOKING}) "
-            f"WHERE q.{c['lease_token']} IS NOT NULL AND {ours} ORDER BY q.{c['seq']}"
+            f"WHERE q.{c['lease_token']} IS NOT NULL AND {condition} ORDER BY q.{c['seq']}"
         )
         keys = [seq for (seq,) in fetch(connection, look, (min(limit, MAX_BATCH), owner, owner))]
         # Index: the primary key, one seek a key (KEYS). Safe: TAKING; the owner is dead, and its id is unique.
-        take = f"DELETE q {KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] WHERE {ours}"
+        take = f"DELETE q {KEYS} {self._q} AS q WITH ({TAKING}) ON q.{c['seq']} = k.[key] WHERE {condition}"
         return execute(connection, take, (json_of(keys), owner, owner)) if keys else 0
 
 

@@ -110,9 +110,9 @@ class SqlServerSparkSql(SparkSql):
             targets.append(self._q["expires"])
             # DATEADD takes an int, and milliseconds of a month are none.
             later = "DATEADD(millisecond, p.[ms] % 1000, DATEADD(second, p.[ms] / 1000, SYSUTCDATETIME()))"
-            own = "expires" in attributes
+            has_expires = "expires" in attributes
             values.append(
-                f"COALESCE(s.[expires], {later})" if own and lifetime else later if lifetime else "s.[expires]"
+                f"COALESCE(s.[expires], {later})" if has_expires and lifetime else later if lifetime else "s.[expires]"
             )
         for attribute, constant in self.queue.filled.items():
             targets.append(self._q[attribute])

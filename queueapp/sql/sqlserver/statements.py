@@ -294,7 +294,7 @@ def names_of(connection: Any, sql: str, params: Sequence[Any]) -> list[str]:
     """The names of the columns of a SELECT that returns no row."""
     with connection.cursor() as cursor:
         _run(cursor, sql, params)
-        return [str(one[0]) for one in cursor.description or ()]
+        return [str(column[0]) for column in cursor.description or ()]
 
 
 def fetch_within(connection: Any, wait_ms: int, select: str, params: Sequence[Any], *, first: str = "") -> list[Any]:

@@ -46,7 +46,7 @@ MESSAGES = 50_000
 WARM_UP = 2_000
 #: Sends that are timed at a time.
 BLOCK = 250
-#: Of the processes that send here: nobody is woken by a message before the clock runs.
+#: Of the processes that send here: no worker is woken by a message before the clock runs.
 SILENT = {"NOTIFY": False}
 
 Fill = Callable[[Any, int], object]
@@ -133,22 +133,24 @@ def _drains(name: str, queue: Any, base: Any, scale: Scale, *, processes: int = 
     fills: dict[Any, Fill] = {queue: _sent, base: fill_base}
     with ExitStack() as stack:
         stack.enter_context(override_settings(QUEUEAPP=SILENT))
-        for one in fills:
-            stack.enter_context(without_autovacuum(one))
+        for item in fills:
+            stack.enter_context(without_autovacuum(item))
         # One tree for each, so that neither has the other's tasks to look after.
         with ExitStack() as trees:
-            for one, fill in fills.items():
-                trees.enter_context(Workers(one, processes=processes, beside=True, environment=QUIET))
-                _filled(one, fill, WARM_UP)
-                drain(one)
+            for item, fill in fills.items():
+                trees.enter_context(Workers(item, processes=processes, beside=True, environment=QUIET))
+                _filled(item, fill, WARM_UP)
+                drain(item)
             rates = []
             for _ in range(scale.runs):
                 seconds = []
-                for one, fill in fills.items():
-                    _filled(one, fill, count)
-                    seconds.append(drain(one))
+                for item, fill in fills.items():
+                    _filled(item, fill, count)
+                    seconds.append(drain(item))
                 rates.append(Ratio(count / seconds[0], count / seconds[1]))
-        yield from _with_cost(name, rates, lambda: [_life(one, fill, count, processes) for one, fill in fills.items()])
+        yield from _with_cost(
+            name, rates, lambda: [_life(candidate, fill, count, processes) for candidate, fill in fills.items()]
+        )
 
 
 def _filled(queue: Any, fill: Fill, count: int) -> None:
@@ -201,7 +203,7 @@ def journal(scale: Scale) -> Samples:
 
 def _sends(
     name: str,
-    ours: Callable[[Nop], object],
+    product: Callable[[Nop], object],
     base: Callable[[Nop], object],
     queues: Iterable[Any],
     scale: Scale,
@@ -216,14 +218,14 @@ def _sends(
                 way(body)
 
     with override_settings(QUEUEAPP=SILENT | queueapp):
-        send(ours), send(base)
+        send(product), send(base)
         rates = []
         for _ in range(scale.runs):
             for queue in queues:
                 _empty(queue)
             seconds = [0.0, 0.0]
             for _ in range(blocks):
-                for index, way in enumerate((ours, base)):
+                for index, way in enumerate((product, base)):
                     started = monotonic()
                     send(way)
                     seconds[index] += monotonic() - started
@@ -236,11 +238,11 @@ def _sends(
 
         def cost() -> list[tuple[float, float]]:
             found: list[tuple[float, float]] = []
-            for way in (ours, base):
+            for way in (product, base):
                 send(way)  # what is prepared once is no part of a message
                 # The lesser of two: the WAL is the whole server's, and a vacuum somewhere came to half a message more
                 # (seen).
-                found.append(min((cost_of(way) for _ in range(2)), key=lambda one: one.bytes))
+                found.append(min((cost_of(way) for _ in range(2)), key=lambda item: item.bytes))
             return found
 
         yield from _with_cost(name, rates, cost)

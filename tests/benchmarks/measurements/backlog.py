@@ -14,14 +14,14 @@ from queueapp.sql import queue_sql
 from queueapp.sql.claims import SEQ
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.measurements.drain import MESSAGES
-from tests.benchmarks.messages import Nop, Stranger
+from tests.benchmarks.messages import Nop, Unclaimed
 from tests.benchmarks.models import Addressed, Deep, Leased
 from tests.benchmarks.rig.database import REST, append, checkpoint, drain, fill, largest_seq, rows_of
 from tests.benchmarks.rig.workers import QUIET, Workers
 
 _CHUNK = 1000
 #: Behind a million others. The walk over those is made once and takes the server as long as a drain of 50,000, so the
-#: ratio says little of a short one; what the walk costs is told by itself.
+#: ratio says little of a short one; the cost of the scan is reported separately.
 _BEHIND = 300_000
 
 
@@ -71,7 +71,7 @@ _HEAD = (
     "(id, headers, body, recipient, lease_token, lease_owner, lease_expires, expires) "
     "SELECT gen_random_uuid(), '{{}}', convert_to(repeat('x', 200), 'UTF8'), {} FROM generate_series(1, {})"
 )
-_OF_OTHERS = "'somebody.else', NULL, NULL, NULL, NULL"
+_OF_OTHERS = "'another.process', NULL, NULL, NULL, NULL"
 _LEASED = "'', gen_random_uuid(), gen_random_uuid(), clock_timestamp() + interval '1 day', NULL"
 _EXPIRED = "'', NULL, NULL, NULL, clock_timestamp() - interval '1 minute'"
 
@@ -108,7 +108,7 @@ def head_expired(scale: Scale) -> Samples:
 )
 def behind_unknown(scale: Scale) -> Samples:
     count = scale.count(MESSAGES)
-    head = rows_of(Stranger, scale.count(1_000_000))
+    head = rows_of(Unclaimed, scale.count(1_000_000))
     with Workers(Leased, environment=QUIET) as workers:
         workers.warm_up()
         for _ in range(scale.runs):
@@ -125,7 +125,7 @@ def behind_unknown(scale: Scale) -> Samples:
 
 
 def _vacuum(queue: Any) -> None:
-    """What autovacuum does some time after so many rows came in: whoever reads a row first would have to do its
+    """What autovacuum does some time after so many rows came in: the first reader of a row would have to do its
     part."""
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM (ANALYZE) {connection.ops.quote_name(queue._meta.db_table)}")

@@ -18,7 +18,7 @@ from tests.benchmarks.rig.celery import PATIENCE, Tally, celery_worker, drained,
 from tests.benchmarks.rig.database import raw_connection, wait_until
 from tests.statement_counter import VARIABLE
 
-OURS = "queueapp://"
+QUEUEAPP_URL = "queueapp://"
 DRAINED, SENT, FEW = 6_000, 3_000, 600
 #: Seconds that an idle worker is watched, after so many in which it settles.
 WATCHED, SETTLES = 20.0, 15.0
@@ -68,18 +68,20 @@ def celery(scale: Scale) -> Samples:
             sample = dict(absent)
             if redis:
                 # One after the other: they are compared with each other, and a disk is fast and slow by turns.
-                inserted, ours, theirs = _inserted(sent), _sent(OURS, sent), _sent(redis, sent)
-                sample["celery-send-vs-redis"] = Ratio(ours, theirs)
-                sample["celery-send-vs-insert"] = Ratio(ours, inserted)
-                sample["celery-insert-vs-redis"] = Ratio(inserted, theirs)
-                sample["celery-send-100-vs-redis"] = Ratio(_sent(OURS, sent, 100), _sent(redis, sent))
-                sample["celery-drain-vs-redis"] = Ratio(_drain(OURS, tally, count), _drain(redis, tally, count))
+                inserted, product, second_sent = _inserted(sent), _sent(QUEUEAPP_URL, sent), _sent(redis, sent)
+                sample["celery-send-vs-redis"] = Ratio(product, second_sent)
+                sample["celery-send-vs-insert"] = Ratio(product, inserted)
+                sample["celery-insert-vs-redis"] = Ratio(inserted, second_sent)
+                sample["celery-send-100-vs-redis"] = Ratio(_sent(QUEUEAPP_URL, sent, 100), _sent(redis, sent))
+                sample["celery-drain-vs-redis"] = Ratio(_drain(QUEUEAPP_URL, tally, count), _drain(redis, tally, count))
             if sqlalchemy:
-                sample["celery-send-vs-sqlalchemy"] = Ratio(_sent(OURS, sent), _sent(sqlalchemy, few))
-                sample["celery-drain-vs-sqlalchemy"] = Ratio(_drain(OURS, tally, count), _drain(sqlalchemy, tally, few))
+                sample["celery-send-vs-sqlalchemy"] = Ratio(_sent(QUEUEAPP_URL, sent), _sent(sqlalchemy, few))
+                sample["celery-drain-vs-sqlalchemy"] = Ratio(
+                    _drain(QUEUEAPP_URL, tally, count), _drain(sqlalchemy, tally, few)
+                )
             if pgmq:
-                sample["celery-send-vs-pgmq"] = Ratio(_sent(OURS, sent), _sent(pgmq, few))
-                sample["celery-drain-vs-pgmq"] = Ratio(_drain(OURS, tally, count), _drain(pgmq, tally, few))
+                sample["celery-send-vs-pgmq"] = Ratio(_sent(QUEUEAPP_URL, sent), _sent(pgmq, few))
+                sample["celery-drain-vs-pgmq"] = Ratio(_drain(QUEUEAPP_URL, tally, count), _drain(pgmq, tally, few))
             sample["celery-idle"] = _idle(tally)
             yield sample
 
@@ -105,7 +107,7 @@ def _sent(url: str, count: int, at_once: int = 1) -> float:
 def _inserted(count: int) -> float:
     """Rows per second of plain psycopg: what a delay() leaves in the table, prepared and binary, a durable commit
     each."""
-    app = app_for(OURS)
+    app = app_for(QUEUEAPP_URL)
     app.tasks["bench.tick"].delay(TEXT)
     with raw_connection() as raw, raw.cursor(binary=True) as cursor:
         cursor.execute("SELECT headers, body, recipient FROM queueapp_celery_message LIMIT 1")
@@ -137,10 +139,10 @@ def _close(app: Any) -> None:
 
 
 def _idle(tally: Tally) -> float:
-    """Statements a second that the worker and its children send, whoever else is on the server."""
+    """Statements a second that the worker and its children send, whatever else runs on the server."""
     statements = Tally()
     try:
-        with celery_worker(OURS, tally, "--concurrency", "2", **{VARIABLE: statements.path}):
+        with celery_worker(QUEUEAPP_URL, tally, "--concurrency", "2", **{VARIABLE: statements.path}):
             wait_until(lambda: statements.count > 0, "the worker", PATIENCE)
             sleep(SETTLES)
             began, before = monotonic(), statements.count

@@ -107,7 +107,7 @@ def _killed(queue: Any, backlog: int, seconds: float) -> Ratio:
         return Ratio(after, before)
     finally:
         QueueControl.objects.all().delete()
-        fill(queue, Count, 0)  # whoever works this queue next has no tally to count them in
+        fill(queue, Count, 0)  # the next worker of this queue has no tally to count them in
         tally.remove()
 
 

@@ -31,10 +31,10 @@ def at_least_once(scale: Scale) -> Samples:
         workers.warm_up()
         for _ in range(scale.runs):
             fill(Leased, Nop, count)
-            ours = drain(Leased)
+            product = drain(Leased)
             fill(Leased, Nop, count)
             base = raw.lease_and_ack(Leased._meta.db_table)
-            yield {"drain": Ratio(count / ours, count / base)}
+            yield {"drain": Ratio(count / product, count / base)}
 
 
 @measures(Figure("at-most-once", ">= 1.0", "ratio", "AT_MOST_ONCE, one worker process / raw DELETE of 100 (msg/s)"))
@@ -45,10 +45,10 @@ def at_most_once(scale: Scale) -> Samples:
         workers.warm_up()
         for _ in range(scale.runs):
             fill(AtMostOnce, Nop, count)
-            ours = drain(AtMostOnce)
+            product = drain(AtMostOnce)
             fill(AtMostOnce, Nop, count)
             base = raw.delete(AtMostOnce._meta.db_table)
-            yield {"at-most-once": Ratio(count / ours, count / base)}
+            yield {"at-most-once": Ratio(count / product, count / base)}
 
 
 @measures(
@@ -84,13 +84,13 @@ def transactional(scale: Scale) -> Samples:
     with Workers(Transactional) as workers:
         workers.warm_up()
         for _ in range(scale.runs):
-            ours = seconds(lambda: drain(Transactional))
+            product = seconds(lambda: drain(Transactional))
             base = seconds(lambda: raw.delete_and_insert(table, THREADS))
             by_hand = seconds(lambda: raw.delete_and_call(table, THREADS, insert_row, _ROW.decode))
             ceiling = seconds(lambda: raw.delete_and_call_in_fewer_trips(table, THREADS, insert_row, _ROW.decode))
             yield {
-                "transactional": Ratio(count / ours, count / base),
-                "transactional-by-hand": Ratio(count / ours, count / by_hand),
+                "transactional": Ratio(count / product, count / base),
+                "transactional-by-hand": Ratio(count / product, count / by_hand),
                 "transactional-ceiling": Ratio(count / ceiling, count / base),
             }
 
@@ -165,7 +165,7 @@ def overlapping_readers(scale: Scale) -> Samples:
 def _spread(
     count: int, life: float, runs: int, before: Callable[[float], None] = lambda seconds: None
 ) -> Iterator[float]:
-    """For each run the seconds of some drains; all of them are spread over a ``life``. ``before`` is told how much of
+    """For each run the seconds of some drains; all of them are spread over a ``life``. ``before`` gets how much of
     it is over."""
     began, turns = monotonic(), itertools.count()
     for _ in range(runs):

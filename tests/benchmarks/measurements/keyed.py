@@ -74,13 +74,13 @@ def _forget_settings() -> None:
     ours.reload()
 
 
-def _alternate(ours: Callable[[], None], base: Callable[[], None], blocks: int) -> Ratio:
+def _alternate(product: Callable[[], None], base: Callable[[], None], blocks: int) -> Ratio:
     """A block of ours, a block of the other, and so on: two numbers of messages a second."""
     seconds = [0.0, 0.0]
-    ours()
+    product()
     base()
     for _ in range(max(2, blocks)):
-        for index, block in enumerate((ours, base)):
+        for index, block in enumerate((product, base)):
             with transaction.atomic():
                 seconds[index] += _timed(block)
     number = max(2, blocks) * _BLOCK

@@ -42,10 +42,10 @@ def peers(scale: Scale) -> Samples:
         for _ in range(scale.runs):
             sample = dict(absent)
             for peer, python in pythons.items():
-                theirs = scale.count(PEERS[peer])
+                second = scale.count(PEERS[peer])
                 fill(Leased, Nop, count)
-                ours = count / drain(Leased)
-                sample[f"drain-vs-{peer}"] = Ratio(ours, theirs / act(peer, python, "drain", count=theirs))
+                product = count / drain(Leased)
+                sample[f"drain-vs-{peer}"] = Ratio(product, second / act(peer, python, "drain", count=second))
             yield sample
 
 

@@ -82,11 +82,13 @@ def send_copies(scale: Scale) -> Samples:
         yield {"send-copies": _alternate(by_copies, by_three, scale.count(20))}
 
 
-def _alternate(ours: Callable[[], None], base: Callable[[], None], blocks: int, in_transaction: bool = False) -> Ratio:
+def _alternate(
+    product: Callable[[], None], base: Callable[[], None], blocks: int, in_transaction: bool = False
+) -> Ratio:
     """A block of ours, a block of the other, and so on: two numbers of messages a second."""
     seconds = [0.0, 0.0]
     for _ in range(max(2, blocks)):
-        for index, body in enumerate((ours, base)):
+        for index, body in enumerate((product, base)):
             if in_transaction:
                 with transaction.atomic():
                     seconds[index] += _timed(body)
@@ -117,10 +119,10 @@ def send_many(scale: Scale) -> Samples:
     with raw_connection() as raw:
         for _ in range(scale.runs):
             _truncate()
-            ours = _timed(lambda: Leased.send_many(bodies))
+            timed = _timed(lambda: Leased.send_many(bodies))
             _truncate()
             base = _timed(lambda: copy(raw, _TABLE, rows))
-            yield {"send-many": Ratio(count / ours, count / base)}
+            yield {"send-many": Ratio(count / timed, count / base)}
 
 
 # -- wake-ups -----------------------------------------------------------------------------------------------------
@@ -137,16 +139,16 @@ def wake_ups(scale: Scale) -> Samples:
             sample: dict[str, Sample] = {}
             for number, name in ((1, "wake-ups-1-sender"), (4, "wake-ups-4-senders")):
                 rates = []
-                for some in (woken[:number], silent[:number]):
+                for part in (woken[:number], silent[:number]):
                     _truncate()
-                    rates.append(count / _all_send(some, count // number))
+                    rates.append(count / _all_send(part, count // number))
                 sample[name] = Ratio(*rates)
             yield sample
 
 
 @contextmanager
 def senders(number: int, *, wake_ups: bool) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that send when told to."""
+    """Processes that send on request."""
     command = [sys.executable, "-m", "tests.benchmarks.rig.sender", "" if wake_ups else sender.SILENT]
     processes = [
         subprocess.Popen(

@@ -54,10 +54,10 @@ def batch_consumer(scale: Scale) -> Samples:
         workers.warm_up()
         for _ in range(scale.runs):
             fill(InBatches, Nop, count)
-            ours = drain(InBatches)
+            product = drain(InBatches)
             fill(InBatches, Nop, count)
             base = raw.lease_and_ack(InBatches._meta.db_table)
-            yield {"batch-consumer": Ratio(count / ours, count / base)}
+            yield {"batch-consumer": Ratio(count / product, count / base)}
 
 
 @measures(
@@ -106,14 +106,14 @@ def send_from(scale: Scale) -> Samples:
         before = getrusage(RUSAGE_SELF).ru_maxrss
         started = monotonic()
         assert Leased.send_from(rows, of=Row) == count
-        ours = monotonic() - started
+        product = monotonic() - started
         memory = (getrusage(RUSAGE_SELF).ru_maxrss - before) / 1024
         fill(Leased, Nop, 0)
         started = monotonic()
         with transaction.atomic():
             Leased.send_many(Row(number, text) for number, text in rows.values_list("number", "text").iterator(10_000))
         base = monotonic() - started
-        yield {"send-from": Ratio(count / ours, count / base), "send-from-memory": memory}
+        yield {"send-from": Ratio(count / product, count / base), "send-from-memory": memory}
     fill(Leased, Nop, 0)
     Entry.objects.all()._raw_delete(using="default")
 

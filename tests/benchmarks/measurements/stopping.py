@@ -157,7 +157,7 @@ def _send(numbers: range) -> None:
 
 
 class _Load(threading.Thread):
-    """Sends at a rate until it is told to end."""
+    """Sends at a rate until it gets the request to end."""
 
     def __init__(self, rate: float, first: int) -> None:
         super().__init__(name="load", daemon=True)

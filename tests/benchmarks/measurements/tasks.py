@@ -45,15 +45,15 @@ def tasks(scale: Scale) -> Samples:
             _fill(1000)
             drain(TaskQueue)
             for peer, python in pythons.items():
-                theirs = scale.count(PEERS[peer])
+                second = scale.count(PEERS[peer])
                 _fill(count)
-                ours = count / drain(TaskQueue)
+                product = count / drain(TaskQueue)
                 assert Result.objects.count() == count, "every result is kept"
-                sample[f"tasks-vs-{peer}"] = Ratio(ours, theirs / act(peer, python, "drain", count=theirs))
+                sample[f"tasks-vs-{peer}"] = Ratio(product, second / act(peer, python, "drain", count=second))
             workers.stop()
         for peer, python in pythons.items():
-            ours = sent / _enqueue(sent)
-            sample[f"enqueue-vs-{peer}"] = Ratio(ours, sent / act(peer, python, "enqueue", count=sent))
+            product = sent / _enqueue(sent)
+            sample[f"enqueue-vs-{peer}"] = Ratio(product, sent / act(peer, python, "enqueue", count=sent))
         yield sample
 
 
@@ -64,7 +64,7 @@ def _empty() -> None:
 
 
 def _fill(count: int) -> None:
-    """Let the queue hold so many tasks, and nothing be kept of others; nobody is woken before."""
+    """Let the queue hold so many tasks, and nothing be kept of others; no worker is woken before."""
     _empty()
     with transaction.atomic():
         for _ in range(count):

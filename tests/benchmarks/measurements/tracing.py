@@ -25,10 +25,10 @@ def fill_traced(count: int) -> None:
     fill(Leased, Nop, 0)
     sql = queue_sql(Leased, connection)
     with transaction.atomic():
-        for number, one in enumerate(outgoing(Nop, count, "")):
+        for number, message in enumerate(outgoing(Nop, count, "")):
             parent = f"00-{number + 1:032x}-{number + 1:016x}-01"
-            headers = one.headers[:-1] + f',"traceparent":"{parent}"}}'
-            sql.inserts.insert(connection, Outgoing(one.id, headers, one.body))
+            headers = message.headers[:-1] + f',"traceparent":"{parent}"}}'
+            sql.inserts.insert(connection, Outgoing(message.id, headers, message.body))
     with connection.cursor() as cursor:
         cursor.execute(f"VACUUM (ANALYZE) {connection.ops.quote_name(Leased._meta.db_table)}")
 

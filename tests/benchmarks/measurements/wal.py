@@ -57,12 +57,12 @@ def _lives(name: str, queue: Any, count: int, loop: Callable[[str], float], scal
         workers.warm_up(WARM_UP)
         meter.settle(WARM_UP)
         for _ in range(scale.runs):
-            ours = meter.life(count, lambda: append(queue, Nop, count), lambda: drain(queue))
+            product = meter.life(count, lambda: append(queue, Nop, count), lambda: drain(queue))
             base = meter.life(count, lambda: raw.copy(sender, table, rows), lambda: loop(table))
             yield {
-                f"wal-{name}": Beside(ours.bytes, base.bytes),
-                f"wal-{name}-vs-raw": Ratio(ours.bytes, base.bytes),
-                f"wal-{name}-receive": Beside(ours.received_bytes, base.received_bytes),
-                f"wal-{name}-records": Beside(ours.records, base.records),
-                f"wal-{name}-rows": Beside(ours.rows, base.rows),
+                f"wal-{name}": Beside(product.bytes, base.bytes),
+                f"wal-{name}-vs-raw": Ratio(product.bytes, base.bytes),
+                f"wal-{name}-receive": Beside(product.received_bytes, base.received_bytes),
+                f"wal-{name}-records": Beside(product.records, base.records),
+                f"wal-{name}-rows": Beside(product.rows, base.rows),
             }

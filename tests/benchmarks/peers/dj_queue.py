@@ -30,8 +30,8 @@ def nop(text: str) -> None:
 
 
 def _set_up(parameters: dict[str, Any]) -> None:
-    own = {"dbname": "NAME", "sslmode": ""}
-    database = {own.get(name, name.upper()): value for name, value in parameters.items()}
+    own_value = {"dbname": "NAME", "sslmode": ""}
+    database = {own_value.get(name, name.upper()): value for name, value in parameters.items()}
     settings.configure(
         USE_TZ=True,
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "dj_queue"],
@@ -100,6 +100,6 @@ def drain(parameters: dict[str, Any], count: int) -> float:
     threading.Thread(target=stop, daemon=True).start()
     started = monotonic()
     supervisor.run()
-    left = Job.objects.count()
-    assert left == 0, f"{left} jobs were not ended"
+    remaining = Job.objects.count()
+    assert remaining == 0, f"{remaining} jobs were not ended"
     return ended - started

@@ -15,8 +15,8 @@ from tests.benchmarks.messages import BODY_BYTES
 
 
 def _set_up(parameters: dict[str, Any]) -> None:
-    own = {"dbname": "NAME", "sslmode": ""}
-    database = {own.get(name, name.upper()): value for name, value in parameters.items()}
+    own_value = {"dbname": "NAME", "sslmode": ""}
+    database = {own_value.get(name, name.upper()): value for name, value in parameters.items()}
     settings.configure(
         USE_TZ=True,
         INSTALLED_APPS=[

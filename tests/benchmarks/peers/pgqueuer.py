@@ -19,8 +19,8 @@ _PAYLOAD = b"x" * BODY_BYTES
 
 
 async def _connect(parameters: dict[str, Any]) -> asyncpg.Connection:
-    own = {"dbname": "database"}
-    return await asyncpg.connect(**{own.get(name, name): value for name, value in parameters.items()})
+    own_value = {"dbname": "database"}
+    return await asyncpg.connect(**{own_value.get(name, name): value for name, value in parameters.items()})
 
 
 async def install(parameters: dict[str, Any]) -> None:
@@ -38,8 +38,8 @@ async def drain(parameters: dict[str, Any], count: int) -> float:
     worker = PgQueuer.from_asyncpg_connection(connection)
     queries = Queries(worker.connection)
     for start in range(0, count, 10_000):
-        some = min(10_000, count - start)
-        await queries.enqueue(["nop"] * some, [_PAYLOAD] * some, [0] * some)
+        part = min(10_000, count - start)
+        await queries.enqueue(["nop"] * part, [_PAYLOAD] * part, [0] * part)
     await connection.execute("VACUUM (ANALYZE) pgqueuer")
 
     @worker.entrypoint("nop")
@@ -49,8 +49,8 @@ async def drain(parameters: dict[str, Any], count: int) -> float:
     started = monotonic()
     await worker.run(batch_size=BATCH, mode=QueueExecutionMode.drain)
     seconds = monotonic() - started
-    left = await connection.fetchval("SELECT count(*) FROM pgqueuer")
-    assert left == 0, f"{left} jobs were not handled"
+    remaining = await connection.fetchval("SELECT count(*) FROM pgqueuer")
+    assert remaining == 0, f"{remaining} jobs were not handled"
     await connection.execute("TRUNCATE pgqueuer_log")
     await connection.close()
     return seconds

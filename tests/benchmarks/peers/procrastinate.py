@@ -19,23 +19,23 @@ def app(parameters: dict[str, Any]) -> App:
 
 async def install(parameters: dict[str, Any]) -> None:
     """Make its tables and functions."""
-    one = app(parameters)
-    async with one.open_async():
-        await one.schema_manager.apply_schema_async()
+    item = app(parameters)
+    async with item.open_async():
+        await item.schema_manager.apply_schema_async()
 
 
 async def drain(parameters: dict[str, Any], count: int) -> float:
     """Defer so many jobs and handle them; returns the seconds of the handling."""
-    one = app(parameters)
+    item = app(parameters)
 
-    @one.task(name="nop")
+    @item.task(name="nop")
     async def nop(text: str) -> None:
         pass
 
-    async with one.open_async():
+    async with item.open_async():
         await nop.batch_defer_async(*({"text": "x" * BODY_BYTES} for _ in range(count)))
         started = monotonic()
-        await one.run_worker_async(
+        await item.run_worker_async(
             wait=False,
             concurrency=CONCURRENCY,
             listen_notify=False,

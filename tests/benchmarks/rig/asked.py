@@ -1,6 +1,6 @@
 """What the server was asked and what it wrote in a stretch of time: statements, and bytes of WAL.
 
-Statements are counted in the log of the embedded server, which is told to log those of the benchmarks' database,
+Statements are counted in the log of the embedded server, which is configured to log those of the benchmarks' database,
 without their parameters; BEGIN and COMMIT are some, too. Logging slows everything down, so nothing is timed meanwhile.
 The log of another server is out of reach.
 """

@@ -72,8 +72,8 @@ def raw_connection(*, autocommit: bool = True) -> psycopg.Connection[Any]:
 def fill(queue: Any, cls: type, count: int, *, head: str = "", recipient: str = "") -> None:
     """Let the queue hold exactly ``count`` messages of a type, after what the SQL text ``head`` puts before them.
 
-    Nobody is woken. The table is as a vacuum leaves it, and a checkpoint was just made, so that neither happens halfway
-    through one measurement and not through the other.
+    No worker is woken. The table is as a vacuum leaves it, and a checkpoint was just made, so that neither happens
+    halfway through one measurement and not through the other.
     """
     table = connection.ops.quote_name(queue._meta.db_table)
     sleep(REST)
@@ -95,7 +95,7 @@ def checkpoint() -> None:
 
 
 def append(queue: Any, cls: type, count: int, *, recipient: str = "") -> None:
-    """Put ``count`` messages of a type into a queue; nobody is woken."""
+    """Put ``count`` messages of a type into a queue; no worker is woken."""
     with transaction.atomic():
         queue_sql(queue, connection).inserts.insert_many(connection, outgoing(cls, count, recipient))
 
@@ -151,7 +151,7 @@ def drain(queue: Any, *, above: int = 0) -> float:
                 return looked - started
             if looked - started > PATIENCE:
                 raise Stalled(f"{queue._meta.label} was not drained in {PATIENCE:.0f} s.")
-            # A look costs what a third of a message does, and the raw loops have nobody who looks. So it is a
+            # A look costs what a third of a message does, and the raw loops have no process that looks. So it is a
             # two-hundredth late at most.
             sleep(max(LOOK_EVERY, (looked - started) / 200))
 

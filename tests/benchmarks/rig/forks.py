@@ -70,7 +70,7 @@ class Forks:
 
 
 def main(labels: list[str]) -> None:
-    """Fork when told to, until stdin ends."""
+    """Fork on request, until stdin ends."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.benchmarks.settings")
     import django
 

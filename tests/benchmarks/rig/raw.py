@@ -137,10 +137,10 @@ def delete_and_call(table: str, threads: int, handler: Callable[[Any], None], re
 
     def work() -> None:
         with _connected(), connection.connection.cursor(binary=True) as cursor:
-            while _one(cursor):
+            while _receive_single(cursor):
                 pass
 
-    def _one(cursor: psycopg.Cursor[Any]) -> bool:
+    def _receive_single(cursor: psycopg.Cursor[Any]) -> bool:
         with transaction.atomic():
             cursor.execute(statement, (floor[0], 1), prepare=True)
             row = cursor.fetchone()

@@ -1,5 +1,5 @@
-"""What nobody can do without between a send and its handler: the same by plain connections, with no framework around
-them."""
+"""The least that a message costs between a send and its handler: the same by plain connections, with no framework
+around them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def raw_latency(count: int, pause: tuple[float, float]) -> float:
     from tests.benchmarks.rig.database import connection_parameters, raw_connection
 
     context = multiprocessing.get_context("spawn")
-    told, teller = context.Pipe(duplex=False)
+    reported, teller = context.Pipe(duplex=False)
     with raw_connection() as raw:
         raw.execute(f"DROP TABLE IF EXISTS {_TABLE}")
         raw.execute(
@@ -40,13 +40,13 @@ def raw_latency(count: int, pause: tuple[float, float]) -> float:
         process.start()
         times = []
         try:
-            told.recv()
+            reported.recv()
             for _ in range(count):
                 sleep(random.uniform(*pause))
                 sent = monotonic_ns()
                 raw.execute(f"INSERT INTO {_TABLE} (body) VALUES (%s)", (bytes(200),), prepare=True)
                 raw.execute("SELECT pg_notify(%s, '')", (_TABLE,), prepare=True)
-                times.append((told.recv() - sent) / 1e6)
+                times.append((reported.recv() - sent) / 1e6)
         finally:
             process.kill()
             process.join()

@@ -1,4 +1,4 @@
-"""When a handler ran, told to another process: an array of times in a shared file, one place per message number.
+"""When a handler ran, for another process: an array of times in a shared file, one place per message number.
 
 The monotonic clock is one for all processes of a machine. A place is written by one handler only, so nothing is locked.
 """

@@ -1,4 +1,4 @@
-"""How often each message was handled, told to another process: one byte per message number in a shared file."""
+"""How often each message was handled, for another process: one byte per message number in a shared file."""
 
 from __future__ import annotations
 

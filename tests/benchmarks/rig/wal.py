@@ -1,8 +1,8 @@
 """What the server wrote in a stretch of time: WAL, and rows of one table.
 
-The WAL's length is exact at once. Counts of records and rows are not: a session tells the server's statistics of its
-own when it ends or has been idle for 10 s, so they are waited for, until all rows that are known to be gone have been
-told.
+The WAL's length is exact at once. Counts of records and rows are not: a session reports the statistics of its
+own when it ends or has been idle for 10 s, so they are waited for, until all rows that are known to be gone are
+reported.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from queueapp.models import NO_QUEUES, Subscriber
 from tests.benchmarks.messages import Nop
 from tests.benchmarks.rig.database import append, drain, wait_until
 
-#: A worker that has not signed on after this long never will.
+#: A worker that has not registered after this long never will.
 START_PATIENCE = 60.0
 #: The environment of workers whose warnings are part of what is measured.
 QUIET = {"LOG_LEVEL": "ERROR"}
@@ -29,7 +29,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Workers:
-    """The process tree of one ``runqueueworker``, ready when entered: every worker process has signed on.
+    """The process tree of one ``runqueueworker``, ready when entered: every worker process has registered.
 
     ``QUEUEAPP`` settings may be given; without any, all is as a user gets it. ``beside``: there are other trees.
     """
@@ -66,7 +66,7 @@ class Workers:
             process_group=0,
         )
         try:
-            wait_until(self._all_signed_on, f"{self._processes} worker processes to start", START_PATIENCE)
+            wait_until(self._all_registered, f"{self._processes} worker processes to start", START_PATIENCE)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -99,7 +99,7 @@ class Workers:
         process.wait()
         self._process = None
 
-    def _all_signed_on(self) -> bool:
+    def _all_registered(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"runqueueworker ended with {self._process.returncode}; LOG_LEVEL=INFO tells more.")

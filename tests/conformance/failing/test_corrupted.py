@@ -31,7 +31,7 @@ def test_when_a_corrupted_message_is_received_should_move_it_to_poison_unchanged
     eventually(lambda: endpoint.numbers == [1])
 
     assert dict(endpoint.poison.values_list("headers", "body")) == unread
-    assert all(one.reason.startswith("undecodable: ") for one in endpoint.poison.all())
+    assert all(item.reason.startswith("undecodable: ") for item in endpoint.poison.all())
 
 
 @modes("NRS")

@@ -1,4 +1,4 @@
-"""What code of the user's leaves behind that is no handler: hooks after a commit, receivers of signals, policies. No
+"""State that callbacks leave behind: hooks after a commit, receivers of signals, policies. No
 thread of the worker ends by it, and no other message suffers."""
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def receiver(endpoint: Endpoint) -> Iterator[Callable[[Callable[[str], None]], N
         signals.poisoned.connect(connected[-1], sender=endpoint.queue)
 
     yield connect
-    for one in connected:
-        signals.poisoned.disconnect(one, sender=endpoint.queue)
+    for item in connected:
+        signals.poisoned.disconnect(item, sender=endpoint.queue)
 
 
 @rude
@@ -154,7 +154,7 @@ def test_when_a_policy_leaves_a_rude_hook_should_keep_what_a_receiver_of_the_sig
         return Poison("seen")
 
     def receiver(sender: Any, **_: Any) -> None:
-        Effect.objects.using(endpoint.alias).create(name="told")
+        Effect.objects.using(endpoint.alias).create(name="reported")
 
     signals.poisoned.connect(receiver, sender=endpoint.queue)
     try:
@@ -162,12 +162,12 @@ def test_when_a_policy_leaves_a_rude_hook_should_keep_what_a_receiver_of_the_sig
         endpoint.send(1)
         endpoint.start(concurrency=1)
         eventually(endpoint.poison.exists)
-        eventually(Effect.objects.using(endpoint.alias).filter(name="told").exists, 10)
+        eventually(Effect.objects.using(endpoint.alias).filter(name="reported").exists, 10)
     finally:
         signals.poisoned.disconnect(receiver, sender=endpoint.queue)
 
 
-def test_when_an_exception_ends_whoever_looks_at_it_should_keep_its_message(endpoint: Endpoint) -> None:
+def test_when_an_exception_ends_every_process_that_reads_it_should_keep_its_message(endpoint: Endpoint) -> None:
     def act(message: Note, context: Context) -> None:
         if message.number < INNOCENT:
             raise Unspeakable

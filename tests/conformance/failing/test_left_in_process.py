@@ -22,7 +22,7 @@ from django.db import connections, transaction
 
 from queueapp import Context, consumer
 from tests.conformance.endpoint import Endpoint, Note, modes
-from tests.conformance.failing.test_left_on_session import RUDE, hurts_nobody
+from tests.conformance.failing.test_left_on_session import RUDE, affects_no_other_message
 from tests.in_process_worker import eventually
 
 
@@ -44,7 +44,7 @@ def as_before() -> Iterator[None]:
 
 
 def fail(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("nobody expects this")
+    raise RuntimeError("unexpected")
 
 
 def lock_the_table_of_its_queue(alias: str) -> None:
@@ -65,9 +65,9 @@ def stop_the_clock(alias: str) -> None:
 
 def break_the_hooks(alias: str) -> None:
     threading.excepthook = sys.excepthook = fail
-    other = threading.Thread(target=fail)
-    other.start()
-    other.join()
+    second_thread = threading.Thread(target=fail)
+    second_thread.start()
+    second_thread.join()
 
 
 def collect_no_garbage(alias: str) -> None:
@@ -110,7 +110,7 @@ def test_when_a_handler_changes_its_process_should_handle_every_message_once(
         pytest.skip("the statement is PostgreSQL's")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        hurts_nobody(endpoint, abuse, lambda alias: None)
+        affects_no_other_message(endpoint, abuse, lambda alias: None)
 
 
 async def cancel_all_tasks() -> None:

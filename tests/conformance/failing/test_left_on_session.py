@@ -89,7 +89,7 @@ def find(endpoint: Endpoint, what: str) -> Callable[[str], None]:
     return _sql(statement)
 
 
-def hurts_nobody(
+def affects_no_other_message(
     endpoint: Endpoint, abuse: Callable[[str], None], look: Callable[[str], Any], *, alias: str = ""
 ) -> None:
     """One message abuses; before and behind it, on the same thread, everything looks the same, and each is handled
@@ -125,7 +125,7 @@ def hurts_nobody(
 def test_when_a_handler_changes_its_session_should_give_the_next_message_another(
     endpoint: Endpoint, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hurts_nobody(endpoint, find(endpoint, what), session_of)
+    affects_no_other_message(endpoint, find(endpoint, what), session_of)
 
     assert caplog.text.count("changes its database session permanently") == 1
     assert "Nothing is prepared" not in caplog.text, "that would make all of this process slower"
@@ -143,7 +143,7 @@ def dict_row(cursor: Any) -> Any:
 def test_when_a_handler_changes_the_drivers_connection_should_give_the_next_message_another(endpoint: Endpoint) -> None:
     if connections[endpoint.alias].vendor != "postgresql":
         pytest.skip("psycopg's own")
-    hurts_nobody(endpoint, with_the_driver, session_of)
+    affects_no_other_message(endpoint, with_the_driver, session_of)
 
 
 def fail_every_statement(execute: Any, *_: Any) -> Any:
@@ -192,7 +192,7 @@ def test_when_a_handler_changes_its_transaction_alone_should_keep_the_session(
         with transaction.atomic(using=alias):
             _sql(statement)(alias)
 
-    hurts_nobody(endpoint, local, process)
+    affects_no_other_message(endpoint, local, process)
 
     assert "for good" not in caplog.text
 
@@ -205,7 +205,7 @@ def test_when_a_hook_changes_the_session_should_give_the_next_message_another(en
     def abuse(alias: str) -> None:
         transaction.on_commit(lambda: _sql("SET search_path = nowhere")(alias), using=alias)
 
-    hurts_nobody(endpoint, abuse, session_of)
+    affects_no_other_message(endpoint, abuse, session_of)
 
 
 # -- of the thread and of the process --------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def allow_no_calls(alias: str) -> None:
 def leave_a_loop_running(alias: str) -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    asyncio._set_running_loop(loop)  # as a time limit does that strikes while a loop comes to its end
+    asyncio._set_running_loop(loop)  # as a time limit does that interrupts the end of a loop
 
 
 def surroundings(alias: str) -> Any:
@@ -264,7 +264,7 @@ def surroundings(alias: str) -> Any:
 def test_when_a_handler_changes_its_surroundings_should_give_the_next_message_its_own(
     endpoint: Endpoint, abuse: Callable[[str], None]
 ) -> None:
-    hurts_nobody(endpoint, abuse, surroundings)
+    affects_no_other_message(endpoint, abuse, surroundings)
 
 
 @modes("S")

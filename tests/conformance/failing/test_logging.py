@@ -31,12 +31,12 @@ def test_every_failed_attempt_is_logged_with_its_traceback(
     endpoint.start()
     eventually(endpoint.poison.exists)
 
-    def told() -> list[logging.LogRecord]:
+    def logged() -> list[logging.LogRecord]:
         return [record for record in caplog.records if "attempt" in record.__dict__]
 
     attempts = 1 if endpoint.queue.delivery.semantics.value == "at-most-once" else 2
-    eventually(lambda: len(told()) == attempts)
-    for number, record in enumerate(told(), 1):
+    eventually(lambda: len(logged()) == attempts)
+    for number, record in enumerate(logged(), 1):
         assert record.exc_info is not None
         assert record.exc_info[0] is Broken
         assert "act" in caplog.text
@@ -47,7 +47,7 @@ def test_every_failed_attempt_is_logged_with_its_traceback(
         assert said["queue"] == endpoint.queue._meta.label
         assert said["consumer"]
         assert said["attempt"] == number
-    assert [(record.levelname, record.__dict__["verdict"]) for record in told()] == [
+    assert [(record.levelname, record.__dict__["verdict"]) for record in logged()] == [
         ("INFO", "RetryNow"), ("ERROR", "Poison"),
     ][-attempts:]  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_a_failed_attempt_is_one_object_a_line_where_the_log_is_json(
     endpoint.handle(act, policy=lambda failure: Poison("seen"))
     message_id = endpoint.send(1)
     endpoint.start()
-    record = eventually(lambda: next((one for one in caplog.records if "attempt" in one.__dict__), None))
+    record = eventually(lambda: next((record for record in caplog.records if "attempt" in record.__dict__), None))
 
     (line,) = formatter.format(record).splitlines()
     found = json.loads(line)

@@ -25,7 +25,7 @@ def fail() -> None:
 
 @dataclass
 class Made:
-    """Does as it was told when it is made."""
+    """Behaves as its arguments say."""
 
     act: ClassVar[Callable[[], None] | None] = None
     tag: str

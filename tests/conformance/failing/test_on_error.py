@@ -86,7 +86,8 @@ def test_when_on_message_throws_after_immediate_retry_should_accumulate_attempts
 @modes("RS")
 def test_when_on_message_throws_after_delayed_retry_should_go_on_counting_attempts(endpoint: Endpoint) -> None:
     # Upstream's delayed copy starts again at 1, and a header counts the rounds. Here the message itself is delayed and
-    # its count with it: it has the attempts it was promised, whoever receives it and however often it was delayed.
+    # its count with it: it has the attempts it was promised, whichever worker receives it and however often it was
+    # delayed.
     later = RetryLater(timedelta(milliseconds=1))
     endpoint.handle(fail, policy=lambda failure: later if failure.attempt < 3 else Poison("enough"))
     endpoint.send(1)

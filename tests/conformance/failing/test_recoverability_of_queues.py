@@ -32,7 +32,7 @@ def of_queue(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @modes("RS")
-def test_the_queue_says_how_many_attempts_there_are(endpoint: Endpoint, of_queue: Any) -> None:
+def test_the_queue_sets_the_number_of_attempts(endpoint: Endpoint, of_queue: Any) -> None:
     of_queue(attempts=2, retry_delay=timedelta(0))
     endpoint.handle(fail, policy=None, attempts=None)
     endpoint.send(1)
@@ -52,7 +52,7 @@ def test_the_consumer_has_the_last_word(endpoint: Endpoint, of_queue: Any) -> No
 
 
 @modes("RS")
-def test_the_queue_says_what_no_attempt_mends(endpoint: Endpoint, of_queue: Any) -> None:
+def test_the_queue_sets_the_unrecoverable_errors(endpoint: Endpoint, of_queue: Any) -> None:
     of_queue(unrecoverable=(LookupError,))
     endpoint.handle(fail, policy=None)
     endpoint.send(1)
@@ -62,7 +62,7 @@ def test_the_queue_says_what_no_attempt_mends(endpoint: Endpoint, of_queue: Any)
 
 
 @modes("RS")
-def test_the_queue_says_when_the_next_attempt_is(endpoint: Endpoint, of_queue: Any) -> None:
+def test_the_queue_sets_the_retry_delay(endpoint: Endpoint, of_queue: Any) -> None:
     of_queue(retry_delay=timedelta(hours=5), retry_jitter=0.0, immediate_retries=1)
     endpoint.handle(fail, policy=None)
     endpoint.send(1)

@@ -44,7 +44,7 @@ def test_when_message_fails_always_should_have_the_configured_number_of_attempts
     assert endpoint.calls == [(1, 1), (1, 2), (1, 3), (1, 4)]
     assert poisoned.attempts == 4
     assert poisoned.reason == "failed 4 of 4 attempts: Broken: attempt 4"
-    assert [one["attempt"] for one in read_failures(poisoned.failures)] == [1, 2, 3, 4]
+    assert [failure["attempt"] for failure in read_failures(poisoned.failures)] == [1, 2, 3, 4]
     assert "raise Broken" in poisoned.traceback
     assert endpoint.is_empty()
 
@@ -74,7 +74,7 @@ def test_when_jitter_is_asked_for_should_add_it_to_the_delay(endpoint: Endpoint)
 
     eventually(lambda: endpoint.delayed.count() == 20)
 
-    waits = [one.wait.total_seconds() for one in endpoint.delayed.annotate(wait=F("due") - F("stored_at"))]
+    waits = [item.wait.total_seconds() for item in endpoint.delayed.annotate(wait=F("due") - F("stored_at"))]
     assert 999 < min(waits) < max(waits) < 1501
     assert max(waits) - min(waits) > 50
 
@@ -143,12 +143,12 @@ def test_when_queue_limits_deliveries_should_be_poison_after_so_many(endpoint: E
 
 @modes("RS")
 def test_when_verdicts_are_carried_out_should_send_a_signal_for_each(endpoint: Endpoint) -> None:
-    told: list[tuple[str, int]] = []
+    reported: list[tuple[str, int]] = []
     receivers = []
     for name in ("retry", "delayed_retry", "poisoned", "discarded"):
 
         def receiver(sender: Any, failure: Any, verdict: Any, name: str = name, **kwargs: Any) -> None:
-            told.append((name, failure.attempt))
+            reported.append((name, failure.attempt))
             raise RuntimeError("a receiver that raises changes nothing")
 
         receivers.append((name, receiver))
@@ -161,8 +161,8 @@ def test_when_verdicts_are_carried_out_should_send_a_signal_for_each(endpoint: E
     endpoint.delayed.update(due=Now())
     dispatch_due(endpoint.alias, 10)
     eventually(endpoint.poison.exists)
-    eventually(lambda: len(told) == 3)
+    eventually(lambda: len(reported) == 3)
 
     for name, receiver in receivers:
         getattr(signals, name).disconnect(receiver, sender=endpoint.queue)
-    assert told == [("retry", 1), ("delayed_retry", 2), ("poisoned", 3)]
+    assert reported == [("retry", 1), ("delayed_retry", 2), ("poisoned", 3)]

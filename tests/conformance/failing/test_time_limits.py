@@ -20,7 +20,7 @@ def spin() -> None:
     deadline = monotonic() + DEADLINE
     while monotonic() < deadline:
         pass
-    raise AssertionError("nobody interrupted the handler")
+    raise AssertionError("the handler was not interrupted")
 
 
 @modes("NRS")
@@ -58,13 +58,13 @@ def test_when_handler_passes_its_time_limit_should_undo_what_it_wrote(endpoint: 
 
 
 @modes("NRS")
-def test_when_time_limit_strikes_while_an_atomic_block_is_entered_should_not_touch_the_next_message(
+def test_when_time_limit_interrupts_the_entry_of_an_atomic_block_should_not_touch_the_next_message(
     endpoint: Endpoint,
 ) -> None:
     entered = threading.Event()
 
     class Entering(transaction.Atomic):
-        """Struck before ``with`` has it: nobody leaves it."""
+        """Interrupted before ``with`` has it: its exit never runs."""
 
         def __enter__(self) -> None:
             super().__enter__()
@@ -78,7 +78,7 @@ def test_when_time_limit_strikes_while_an_atomic_block_is_entered_should_not_tou
         Effect.objects.using(endpoint.alias).create(name=f"message {message.number}")
         if message.number == 0:
             with Entering(endpoint.alias, savepoint=True, durable=False):
-                raise AssertionError("nobody interrupted the handler")
+                raise AssertionError("the handler was not interrupted")
 
     endpoint.handle(act, timeout=0.1, policy=lambda failure: Poison("late"))
     endpoint.send_many(10)
@@ -152,7 +152,7 @@ def test_when_async_handler_passes_its_time_limit_should_interrupt_it(endpoint: 
 @modes("NRS")
 def test_when_async_handler_raises_a_timeout_of_its_own_should_keep_that(endpoint: Endpoint) -> None:
     async def act(message: Note) -> None:
-        raise TimeoutError("of somebody else's server")
+        raise TimeoutError("of another server")
 
     consumer(endpoint.queue, timeout=10, attempts=1)(act)
     endpoint.send(1)
@@ -161,7 +161,7 @@ def test_when_async_handler_raises_a_timeout_of_its_own_should_keep_that(endpoin
     poisoned = eventually(endpoint.poison.first)
 
     assert poisoned.exception_type == "TimeoutError"
-    assert poisoned.exception_message == "of somebody else's server"
+    assert poisoned.exception_message == "of another server"
 
 
 @modes("NRS")
@@ -221,13 +221,13 @@ def test_when_async_handler_uses_the_async_orm_should_be_in_the_transaction_of_t
 @modes("NRS")
 def test_when_async_handlers_are_called_should_run_as_many_at_once_as_the_concurrency(endpoint: Endpoint) -> None:
     inside: list[int] = []
-    most: list[int] = []
+    limit: list[int] = []
 
     async def act(message: Note) -> None:
         inside.append(message.number)
-        most.append(len(inside))
+        limit.append(len(inside))
         deadline = monotonic() + DEADLINE
-        while len(most) < 3 and monotonic() < deadline:
+        while len(limit) < 3 and monotonic() < deadline:
             await asyncio.sleep(0.01)
         inside.remove(message.number)
 
@@ -235,5 +235,5 @@ def test_when_async_handlers_are_called_should_run_as_many_at_once_as_the_concur
     endpoint.send_many(3)
     endpoint.start(concurrency=3)
 
-    eventually(lambda: max(most, default=0) == 3)
+    eventually(lambda: max(limit, default=0) == 3)
     endpoint.wait_until_empty()

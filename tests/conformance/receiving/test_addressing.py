@@ -20,7 +20,7 @@ from tests.late_commits import committed_late
 from tests.testapp.models import Addressed, AddressedUrgent, Urgent
 
 
-class Other(msgspec.Struct):
+class Unrelated(msgspec.Struct):
     """A type that the tests' consumers do not take."""
 
     text: str = ""
@@ -50,7 +50,7 @@ def test_when_message_type_is_unknown_should_leave_it_alone(
 ) -> None:
     endpoint.handle()
     for _ in range(3):
-        endpoint.queue.send(Other("for somebody else"), using=endpoint.alias)
+        endpoint.queue.send(Unrelated("for another consumer"), using=endpoint.alias)
     endpoint.send_many(5)
     worker = endpoint.start()
 
@@ -68,13 +68,13 @@ def test_when_message_type_is_unknown_should_leave_it_alone(
 @modes("NRS")
 def test_when_message_type_is_unknown_should_be_handled_by_a_process_that_knows_it(endpoint: Endpoint) -> None:
     endpoint.handle()
-    endpoint.queue.send(Other(), using=endpoint.alias)
+    endpoint.queue.send(Unrelated(), using=endpoint.alias)
     ignorant = endpoint.start()
     eventually(lambda: ignorant.pump.stats.skipped == 1)
 
-    taken: list[Other] = []
+    taken: list[Unrelated] = []
 
-    def take(message: Other) -> None:
+    def take(message: Unrelated) -> None:
         taken.append(message)
 
     consumer(endpoint.queue)(take)
@@ -158,7 +158,7 @@ def test_when_message_is_addressed_should_reach_that_consumer_only(calls: Any, w
 
 
 @real_commits
-def test_when_message_is_addressed_to_somebody_else_should_leave_it_alone(calls: Any, work: Any) -> None:
+def test_when_message_is_addressed_to_another_consumer_should_leave_it_alone(calls: Any, work: Any) -> None:
     consumer(Addressed, name="here")(noting(calls, "here"))
     Addressed.send(Note("", 1), recipient="elsewhere", unknown_recipient=True)
     Addressed.send(Note("", 2), recipient="here")
@@ -267,7 +267,7 @@ def test_when_priority_is_out_of_bounds_should_refuse_it_with_the_range(priority
 @modes("NRS")
 def test_when_many_messages_of_an_unknown_type_are_in_front_should_walk_over_them_once(endpoint: Endpoint) -> None:
     endpoint.handle()
-    endpoint.queue.send_many((Other() for _ in range(25_000)), using=endpoint.alias)
+    endpoint.queue.send_many((Unrelated() for _ in range(25_000)), using=endpoint.alias)
     endpoint.send_many(1000)
     worker = endpoint.start()
 
@@ -287,7 +287,7 @@ def test_when_many_messages_of_an_unknown_type_are_in_front_should_walk_over_the
 def test_when_known_and_unknown_types_alternate_should_handle_all_known_ones(endpoint: Endpoint) -> None:
     endpoint.handle()
     for number in range(300):
-        endpoint.queue.send(Other(), using=endpoint.alias)
+        endpoint.queue.send(Unrelated(), using=endpoint.alias)
         endpoint.send(number)
     worker = endpoint.start()
 
@@ -300,11 +300,11 @@ def test_when_known_and_unknown_types_alternate_should_handle_all_known_ones(end
 
 
 @modes("R")
-def test_when_a_lease_lapses_among_messages_of_an_unknown_type_should_be_handled(endpoint: Endpoint) -> None:
+def test_when_a_lease_expires_among_messages_of_an_unknown_type_should_be_handled(endpoint: Endpoint) -> None:
     endpoint.handle()
-    endpoint.queue.send_many((Other() for _ in range(500)), using=endpoint.alias)
+    endpoint.queue.send_many((Unrelated() for _ in range(500)), using=endpoint.alias)
     endpoint.send(7)
-    endpoint.queue.send_many((Other() for _ in range(500)), using=endpoint.alias)
+    endpoint.queue.send_many((Unrelated() for _ in range(500)), using=endpoint.alias)
     (held,) = [row.seq for row in endpoint.rows.all() if b"7" in bytes(row.body)]
     endpoint.rows.filter(seq=held).update(lease_expires=Now() + timedelta(hours=1))
     worker = endpoint.start()

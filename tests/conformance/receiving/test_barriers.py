@@ -109,7 +109,7 @@ def field(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.Mon
     field.close()
 
 
-each = pytest.mark.parametrize("field", CASES, indirect=True)
+each_case = pytest.mark.parametrize("field", CASES, indirect=True)
 leased = pytest.mark.parametrize("field", [case for case in CASES if case.values[0][0] is Fenced], indirect=True)
 
 
@@ -130,7 +130,7 @@ def refusing_poison(field: Field) -> Iterator[None]:
         cursor.execute("DROP FUNCTION refuse() CASCADE; DROP SEQUENCE refusals")
 
 
-@each
+@each_case
 def test_barrier_that_fails_while_the_server_has_no_room_is_kept_when_it_has(
     field: Field, refusing_poison: None
 ) -> None:
@@ -149,7 +149,7 @@ def test_barrier_that_fails_while_the_server_has_no_room_is_kept_when_it_has(
     assert field.began.count(100) == 1
 
 
-@each
+@each_case
 def test_barrier_rule_1_waits_until_every_previous_message_is_acked(field: Field) -> None:
     gate = threading.Event()
     for number in range(6):
@@ -170,7 +170,7 @@ def test_barrier_rule_1_waits_until_every_previous_message_is_acked(field: Field
     assert sorted(field.ended[:6]) == list(range(6))
 
 
-@each
+@each_case
 def test_barrier_rule_2_nothing_behind_it_is_delivered_before_it(field: Field) -> None:
     """Of each worker: its barrier has ended before it begins with what was behind."""
     for number in range(10):
@@ -188,7 +188,7 @@ def test_barrier_rule_2_nothing_behind_it_is_delivered_before_it(field: Field) -
     assert sorted(set(field.ended)) == [*range(10), 100, *range(200, 230)]
 
 
-@each
+@each_case
 def test_barrier_rule_3_goes_to_every_current_subscriber_once(field: Field) -> None:
     field.handle()
     workers = field.start(3)
@@ -203,7 +203,7 @@ def test_barrier_rule_3_goes_to_every_current_subscriber_once(field: Field) -> N
     assert field.deliveries.count() == 0
 
 
-@each
+@each_case
 def test_barrier_rule_3_one_without_a_subscriber_is_held(field: Field) -> None:
     field.send(100, barrier=True)
     field.send(2)
@@ -218,7 +218,7 @@ def test_barrier_rule_3_one_without_a_subscriber_is_held(field: Field) -> None:
     eventually(lambda: field.ended == [100, 2])
 
 
-@each
+@each_case
 def test_barrier_rule_4_is_removed_at_once_without_an_ack(field: Field) -> None:
     """One whose handler fails has been delivered all the same: it is kept for the record, and tried no more."""
 
@@ -239,7 +239,7 @@ def test_barrier_rule_4_is_removed_at_once_without_an_ack(field: Field) -> None:
     assert field.began.count(100) == 1
 
 
-@each
+@each_case
 def test_barrier_rule_6_adjacent_ones_are_released_together_in_order(field: Field) -> None:
     field.handle()
     field.start(2)
@@ -311,7 +311,7 @@ def test_barrier_rule_8_at_most_once_waits_for_acks_and_hands_nothing_out_twice(
     assert field.rows.count() == 0
 
 
-@each
+@each_case
 def test_barrier_rule_8_a_sender_that_commits_late_is_before_it(field: Field) -> None:
     """The barrier gets its place when the sends that are open have ended; meanwhile its own waits."""
     committed = threading.Event()
@@ -350,7 +350,7 @@ def test_barrier_rule_8_a_sender_that_commits_late_is_before_it(field: Field) ->
     assert field.ended[0] == 1
 
 
-@each
+@each_case
 def test_barrier_whose_time_is_over_holds_nothing(field: Field) -> None:
     field.send(100, barrier=True, expires_in=timedelta(milliseconds=1))
     field.send(2)
@@ -363,7 +363,7 @@ def test_barrier_whose_time_is_over_holds_nothing(field: Field) -> None:
     assert field.began == [2]
 
 
-@each
+@each_case
 def test_barrier_receive_is_a_subscriber_of_its_own(field: Field) -> None:
     field.send(1)
     field.send(100, barrier=True)
@@ -390,10 +390,10 @@ def test_barrier_receive_is_a_subscriber_of_its_own(field: Field) -> None:
     assert field.deliveries.count() == 0
 
 
-@each
+@each_case
 @pytest.mark.parametrize("way", ["bulk", "rows"])
 def test_barrier_bulk_and_delayed_sends_take_the_same_lock(field: Field, way: str) -> None:
-    """Whoever stores a message waits while a barrier is on its way, so that none slips in between."""
+    """A sender waits while a barrier is on its way, so that none slips in between."""
     release = threading.Event()
     sent = threading.Event()
     done: list[str] = []
@@ -440,13 +440,13 @@ def test_barrier_bulk_and_delayed_sends_take_the_same_lock(field: Field, way: st
 def test_barrier_is_one_for_all_recipients(field: Field) -> None:
     order: list[tuple[str, int]] = []
 
-    def one(step: Step) -> None:
+    def single_consumer(step: Step) -> None:
         order.append(("one", step.number))
 
     def two(step: Step) -> None:
         order.append(("two", step.number))
 
-    consumer(field.queue, name="one")(one)
+    consumer(field.queue, name="one")(single_consumer)
     consumer(field.queue, name="two")(two)
     field.send(1)
     field.send(100, barrier=True)
@@ -491,7 +491,7 @@ def test_barrier_expression_finds_it_when_it_is_sent_and_when_others_insert_it(f
         assert [(message.body["n"], message.is_barrier) for message in batch] == [(7, True)]
 
 
-@each
+@each_case
 def test_barrier_goes_to_a_worker_with_a_backlog_of_0(field: Field) -> None:
     """It takes no room in a backlog and needs none; other messages such a worker never gets."""
     field.handle()
@@ -508,7 +508,7 @@ def test_barrier_goes_to_a_worker_with_a_backlog_of_0(field: Field) -> None:
     assert field.deliveries.count() == 0
 
 
-@each
+@each_case
 def test_barrier_goes_to_no_worker_whose_filter_does_not_match_it(field: Field) -> None:
     field.handle()
     (picky,) = field.start(filter="/number < 10")

@@ -51,7 +51,7 @@ class Batches:
 
         def handle(messages: list[Note], context: BatchContext) -> None:
             self.calls.append([message.number for message in messages])
-            self.attempts += [(one.number, context[place].attempt) for place, one in enumerate(messages)]
+            self.attempts += [(message.number, context[place].attempt) for place, message in enumerate(messages)]
             with transaction.atomic(using=endpoint.alias):
                 self.leave([message.number for message in messages])
                 if act is not None:
@@ -82,7 +82,7 @@ def is_once(endpoint: Endpoint) -> bool:
     return endpoint.queue.delivery.semantics is Semantics.AT_MOST_ONCE
 
 
-def each(count: int, *without: int) -> Counter[int]:
+def expected_effects(count: int, *without: int) -> Counter[int]:
     return Counter(number for number in range(count) if number not in without)
 
 
@@ -92,7 +92,7 @@ def test_a_handler_gets_a_list(endpoint: Endpoint) -> None:
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: batches.effects == each(250))
+    eventually(lambda: batches.effects == expected_effects(250))
     assert sorted(map(len, batches.calls)) == [50, 100, 100]
 
 
@@ -106,7 +106,7 @@ def test_fast_handlers_have_several_batches_claimed_at_once_and_are_called_with_
     worker = endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: batches.effects == each(1000))
+    eventually(lambda: batches.effects == expected_effects(1000))
     assert max(map(len, batches.calls)) == 10
     (task,) = worker.pump.receivers
     assert task.size.n > 10
@@ -124,7 +124,7 @@ def test_slow_handlers_have_one_batch_claimed() -> None:
     assert size.n == 100, "only a full claim says that a larger one would have been filled"
 
 
-def test_what_it_says_of_single_ones_is_their_failure_alone(endpoint: Endpoint) -> None:
+def test_its_failures_of_single_messages_are_theirs_alone(endpoint: Endpoint) -> None:
     def act(messages: list[Note], context: BatchContext) -> None:
         for place, message in enumerate(messages):
             if message.number in (3, 7):
@@ -137,7 +137,7 @@ def test_what_it_says_of_single_ones_is_their_failure_alone(endpoint: Endpoint) 
     endpoint.wait_until_empty()
 
     eventually(lambda: endpoint.poison.count() == 2)
-    eventually(lambda: batches.effects == each(20))  # what the call has written stands
+    eventually(lambda: batches.effects == expected_effects(20))  # what the call has written stands
     assert len(batches.calls) == 1
     assert batches.judged == [(1, 1), (1, 1)]
     assert {row.reason for row in endpoint.poison.all()} == {"of 3", "of 7"}
@@ -177,9 +177,9 @@ def test_a_call_that_raises_is_halved_until_the_bad_one_is_alone(endpoint: Endpo
         assert len(batches.calls) == 1, "no handler is called again"
         return
     eventually(lambda: endpoint.poison.count() == 1)
-    eventually(lambda: batches.effects == each(64, 13))
+    eventually(lambda: batches.effects == expected_effects(64, 13))
     assert batches.judged == [(1, 1)]
-    assert {attempt for _, attempt in batches.attempts} == {1}, "nobody else's attempt was counted"
+    assert {attempt for _, attempt in batches.attempts} == {1}, "no attempt of another message was counted"
     assert len(batches.calls) <= 32
 
 
@@ -190,12 +190,12 @@ def test_halves_of_a_call_that_failed_are_given_its_checkpoints(endpoint: Endpoi
 
     @consumer(endpoint.queue, batch=10, attempts=2)
     def handle(messages: list[Note], context: BatchContext) -> None:
-        for place, one in enumerate(messages):
-            seen.append((len(messages), one.number, context[place].checkpointed))
-            if context[place].checkpointed is None and one.number != 2:
+        for place, message in enumerate(messages):
+            seen.append((len(messages), message.number, context[place].checkpointed))
+            if context[place].checkpointed is None and message.number != 2:
                 with transaction.atomic(using=alias):
-                    Effect.objects.using(alias).create(name=str(one.number))
-                    context[place].checkpoint(one.number)
+                    Effect.objects.using(alias).create(name=str(message.number))
+                    context[place].checkpoint(message.number)
             elif len(messages) == 2:
                 with suppress(ValueError), transaction.atomic(using=alias):
                     context[place].checkpoint("rolled back")
@@ -238,7 +238,7 @@ def test_a_class_that_is_imported_late_is_handled_in_lists_too(
     eventually(lambda: not endpoint.rows.filter(seq__gt=first).exists())
 
     assert not endpoint.poison.exists()
-    eventually(lambda: Derived("", 2) in [one for several in calls for one in several])
+    eventually(lambda: Derived("", 2) in [item for several in calls for item in several])
 
 
 @modes("NRST")
@@ -286,7 +286,7 @@ def test_of_many_bad_ones_each_is_judged_for_itself(endpoint: Endpoint) -> None:
     endpoint.wait_until_empty()
 
     eventually(lambda: endpoint.poison.count() == len(bad))
-    eventually(lambda: batches.effects == each(32, *bad))
+    eventually(lambda: batches.effects == expected_effects(32, *bad))
     assert {row.attempts for row in endpoint.poison.all()} == {2}
 
 
@@ -300,7 +300,7 @@ def test_what_cannot_be_read_is_no_part_of_a_call(endpoint: Endpoint) -> None:
 
     eventually(lambda: endpoint.poison.count() == 1)
     assert bytes(endpoint.poison.get().body) == b"{"
-    eventually(lambda: batches.effects == each(5, 0))
+    eventually(lambda: batches.effects == expected_effects(5, 0))
 
 
 def test_a_call_has_one_time_limit(endpoint: Endpoint) -> None:
@@ -322,7 +322,7 @@ def test_a_call_has_one_time_limit(endpoint: Endpoint) -> None:
     late = 4 if is_once(endpoint) else 1
     eventually(lambda: endpoint.poison.count() == late)
     assert {type(failure.exception).__name__ for failure in batches.failures} == {"TimeLimitExceeded"}
-    eventually(lambda: batches.effects == (Counter() if is_once(endpoint) else each(4, 2)))
+    eventually(lambda: batches.effects == (Counter() if is_once(endpoint) else expected_effects(4, 2)))
 
 
 def test_async_handlers_and_classes_take_lists_as_well(endpoint: Endpoint) -> None:
@@ -335,7 +335,9 @@ def test_async_handlers_and_classes_take_lists_as_well(endpoint: Endpoint) -> No
 
         async def handle(self, messages: list[Note], context: BatchContext) -> None:
             await asyncio.sleep(0)
-            await Effect.objects.using(endpoint.alias).abulk_create([Effect(name=str(one.number)) for one in messages])
+            await Effect.objects.using(endpoint.alias).abulk_create(
+                [Effect(name=str(message.number)) for message in messages]
+            )
             seen.append(len(context))
 
     endpoint.send_many(10)
@@ -348,11 +350,11 @@ def test_async_handlers_and_classes_take_lists_as_well(endpoint: Endpoint) -> No
 
 
 def test_consumers_of_one_and_of_several_share_a_queue(endpoint: Endpoint) -> None:
-    ones: list[int] = []
+    items: list[int] = []
 
     @consumer(endpoint.queue, name="one")
-    def one(message: Nop) -> None:
-        ones.append(message.number)
+    def single_consumer(message: Nop) -> None:
+        items.append(message.number)
 
     batches = Batches(endpoint, batch=5)
     for number in range(12):
@@ -361,8 +363,8 @@ def test_consumers_of_one_and_of_several_share_a_queue(endpoint: Endpoint) -> No
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: batches.effects == each(12))
-    assert sorted(set(ones)) == list(range(12))
+    eventually(lambda: batches.effects == expected_effects(12))
+    assert sorted(set(items)) == list(range(12))
     assert max(map(len, batches.calls)) <= 5
     if endpoint.queue.delivery.semantics is not Semantics.TRANSACTIONAL:
         assert len(batches.calls) < 12, "what lies between them is of another call"
@@ -374,7 +376,7 @@ def test_more_are_waited_for_before_a_batch_that_is_not_full(endpoint: Endpoint)
     endpoint.start(concurrency=2, listener=True)
     for number in range(5):
         endpoint.send(number)
-    eventually(lambda: batches.effects == each(5))
+    eventually(lambda: batches.effects == expected_effects(5))
 
     assert batches.calls == [[0, 1, 2, 3, 4]]
 
@@ -394,40 +396,40 @@ def test_all_leases_of_a_call_are_renewed(endpoint: Endpoint, monkeypatch: pytes
     endpoint.start(concurrency=1)
     try:
         eventually(extended.is_set)
-        other = endpoint.start(concurrency=1)
+        second_worker = endpoint.start(concurrency=1)
         # Of the claim: what the handler has extended is not committed.
         ends = max(endpoint.rows.values_list("lease_expires", flat=True))
         connection = connections[endpoint.alias]
         eventually(lambda: backend_of(connection).now(connection) > ends)
-        looks = other.pump.stats.peeks
-        eventually(lambda: other.pump.stats.peeks > looks + 1)
+        looks = second_worker.pump.stats.peeks
+        eventually(lambda: second_worker.pump.stats.peeks > looks + 1)
     finally:
         release.set()
     endpoint.wait_until_empty()
 
     assert batches.calls == [list(range(20))]
-    assert other.pump.stats.received == 0
+    assert second_worker.pump.stats.received == 0
 
 
 @modes("R")
-def test_leases_that_are_somebody_elses_by_now_are_told(endpoint: Endpoint) -> None:
-    told: list[LeaseLost] = []
+def test_leases_that_another_process_has_are_reported(endpoint: Endpoint) -> None:
+    lease_losts: list[LeaseLost] = []
 
     def act(messages: list[Note], context: BatchContext) -> None:
-        if len(told) == 0:
+        if len(lease_losts) == 0:
             endpoint.rows.filter(seq=context[1].seq).update(lease_token=None, lease_expires=None)
             try:
                 context.extend(timedelta(seconds=3))
             except LeaseLost as error:
-                told.append(error)
+                lease_losts.append(error)
 
     batches = Batches(endpoint, act)
     endpoint.send_many(3)
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    assert len(told) == 1
-    assert batches.effects[1] == 2, "handled by whoever got it then"
+    assert len(lease_losts) == 1
+    assert batches.effects[1] == 2, "handled by its next owner"
 
 
 @modes("RS")
@@ -452,20 +454,20 @@ def test_a_worker_that_must_stop_at_once_gives_a_call_back(endpoint: Endpoint) -
 
 @modes("S")
 def test_what_a_call_writes_commits_with_its_messages(endpoint: Endpoint) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def act(messages: list[Note], context: BatchContext) -> None:
-        transaction.on_commit(lambda: told.append("committed"), endpoint.alias)
+        transaction.on_commit(lambda: reported.append("committed"), endpoint.alias)
         endpoint.queue.send(Nop(len(messages), ""), using=endpoint.alias)
-        if len(told) == 0:
-            told.append("first")
+        if len(reported) == 0:
+            reported.append("first")
             raise ValueError
 
     batches = Batches(endpoint, act)
     endpoint.send_many(1)
     endpoint.start(concurrency=1)
-    eventually(lambda: endpoint.poison.exists() or "committed" in told)
-    eventually(lambda: batches.effects == each(1))
+    eventually(lambda: endpoint.poison.exists() or "committed" in reported)
+    eventually(lambda: batches.effects == expected_effects(1))
 
     assert [row.headers.count("Nop") for row in endpoint.rows.all()] == [1]
 
@@ -488,15 +490,15 @@ def test_a_failure_that_cannot_be_recorded_beside_others_is_alone(endpoint: Endp
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    assert batches.effects - each(6) == Counter()
-    assert batches.effects >= each(6, 2)
+    assert batches.effects - expected_effects(6) == Counter()
+    assert batches.effects >= expected_effects(6, 2)
 
 
 def test_context_of_one_message_is_no_context_of_several(endpoint: Endpoint) -> None:
     kinds: list[Any] = []
 
     def act(messages: list[Note], context: BatchContext) -> None:
-        kinds.append((type(context), [type(one) for one in context], len(context[:1]), context.alias, context.queue))
+        kinds.append((type(context), [type(item) for item in context], len(context[:1]), context.alias, context.queue))
         with pytest.raises(IndexError, match="no message 1 in a batch of 1"):
             context.fail(1, ValueError())
         with pytest.raises(TypeError, match="takes an exception"):

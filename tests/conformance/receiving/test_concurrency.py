@@ -18,7 +18,7 @@ def test_when_multiple_messages_are_available_should_handle_exactly_the_limit_at
     gate.let(20)
 
     eventually(lambda: gate.passed == 20)
-    assert gate.most == 10
+    assert gate.max_inside == 10
     assert endpoint.numbers == list(range(20))
     endpoint.wait_until_empty()
 
@@ -36,7 +36,7 @@ def test_when_concurrency_is_increased_after_pump_started_should_handle_more_at_
     eventually(lambda: gate.inside == 10)
     gate.let(30)
     eventually(lambda: gate.passed == 30)
-    assert gate.most == 10
+    assert gate.max_inside == 10
     assert endpoint.numbers == list(range(30))
 
 
@@ -53,7 +53,7 @@ def test_when_concurrency_is_lowered_after_pump_started_should_handle_fewer_at_o
     gate.let(40)
 
     eventually(lambda: gate.passed == 40)
-    assert 0 < gate.most <= 5
+    assert 0 < gate.max_inside <= 5
     assert endpoint.numbers == list(range(40))
 
 
@@ -72,7 +72,7 @@ def test_when_concurrency_is_increased_and_decreased_should_keep_to_the_last_val
     gate.let(40)
 
     eventually(lambda: gate.passed == 40)
-    assert 0 < gate.most <= 2
+    assert 0 < gate.max_inside <= 2
     assert endpoint.numbers == list(range(40))
 
 
@@ -92,4 +92,4 @@ def test_when_concurrency_is_lowered_and_raised_again_should_handle_as_many_as_b
     eventually(lambda: gate.inside == 6)
     gate.let(34)
     eventually(lambda: gate.passed == 40)
-    assert gate.most == 6
+    assert gate.max_inside == 6

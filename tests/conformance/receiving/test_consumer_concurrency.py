@@ -1,5 +1,5 @@
-"""``@consumer(..., concurrency=N)``: at most N handlers of this consumer at once in a process, and nobody else waits
-for them."""
+"""``@consumer(..., concurrency=N)``: at most N handlers of this consumer at once in a process, and no other message
+waits for them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from workers.receiving.events import NoPump
 from workers.receiving.limits import ConsumerLimiter
 
 #: One of each semantics.
-EACH = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
+EACH_QUEUE = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
 pytestmark = real_commits
 
 
 @pytest.fixture(autouse=True)
-def nobody_polls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No consumers but those of the test; and what waits for a place is not found by the next look, which nobody waits
+def no_polling(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumers but those of the test; and what waits for a place is not found by the next look, which no test waits
     for."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
     monkeypatch.setattr(registered, "_by_queue", {})
@@ -41,25 +41,25 @@ def note(numbers: list[int]) -> Any:
     return handler
 
 
-@EACH
+@EACH_QUEUE
 def test_so_many_at_once_and_no_more_while_others_go_on(queue: Any, work: Any) -> None:
-    gate, others = Gate(), list[int]()
+    gate, rest = Gate(), list[int]()
     consumer(queue, name="limited", concurrency=2)(lambda message: gate.enter())
-    consumer(queue, name="other")(lambda message: others.append(message["number"]))
+    consumer(queue, name="other")(lambda message: rest.append(message["number"]))
     queue.send_many({"number": number} for number in range(12))
     worker = work(queue, concurrency=5)
 
-    eventually(lambda: gate.inside == 2 and sorted(others) == list(range(12)))
+    eventually(lambda: gate.inside == 2 and sorted(rest) == list(range(12)))
     looks = worker.pump.stats.peeks + worker.pump.stats.empty
     gate.let(12)
     eventually(lambda: gate.passed == 12 and not queue.objects.exists())
 
-    assert gate.most == 2
+    assert gate.max_inside == 2
     assert looks < 100, "tasks looked for what they could not take"
     assert worker.pump.stats.peeks + worker.pump.stats.empty < 200
 
 
-@EACH
+@EACH_QUEUE
 def test_what_comes_meanwhile_is_taken_once_a_place_is_free(queue: Any, work: Any) -> None:
     gate = Gate()
     consumer(queue, name="limited", concurrency=1)(lambda message: gate.enter())
@@ -74,26 +74,26 @@ def test_what_comes_meanwhile_is_taken_once_a_place_is_free(queue: Any, work: An
     gate.let(4)
 
     eventually(lambda: gate.passed == 4 and not queue.objects.exists())
-    assert gate.most == 1
+    assert gate.max_inside == 1
 
 
-@EACH
+@EACH_QUEUE
 def test_messages_without_a_recipient_are_counted_too(queue: Any, work: Any) -> None:
     """A foreign producer's; the limited consumer is the only one of their type, so that there is nothing to copy."""
-    gate, others = Gate(), list[int]()
+    gate, rest = Gate(), list[int]()
     consumer(queue, name="limited", concurrency=1)(lambda message: gate.enter())
-    consumer(queue, name="other")(note(others))
+    consumer(queue, name="other")(note(rest))
     note_headers = encode_headers({"type": type_name(Note), "content-type": "application/json"})
     rows = [queue(id=new_id(), headers=encode_headers({}), body=b'{"number": %d}' % n) for n in range(4)]
     rows += [queue(id=new_id(), headers=note_headers, body=b'{"tag": "", "number": %d}' % n) for n in range(4)]
     queue.objects.bulk_create(rows)
     work(queue, concurrency=4)
 
-    eventually(lambda: gate.inside == 1 and sorted(others) == list(range(4)))
+    eventually(lambda: gate.inside == 1 and sorted(rest) == list(range(4)))
     gate.let(4)
 
     eventually(lambda: gate.passed == 4 and not queue.objects.exists())
-    assert gate.most == 1
+    assert gate.max_inside == 1
 
 
 @pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
@@ -117,24 +117,24 @@ def test_failed_attempts_keep_no_place(queue: Any, work: Any) -> None:
     assert sorted(calls) == [(number, attempt) for number in range(6) for attempt in (1, 2, 3)]
 
 
-@EACH
+@EACH_QUEUE
 def test_batches_are_counted_as_calls(queue: Any, work: Any) -> None:
-    gate, others, seen = Gate(), list[int](), list[int]()
+    gate, rest, seen = Gate(), list[int](), list[int]()
 
     def several(messages: list[Note], context: BatchContext) -> None:
         gate.enter()
         seen.extend(message.number for message in messages)
 
     consumer(queue, name="limited", concurrency=1, batch=4)(several)
-    consumer(queue, name="other")(note(others))
+    consumer(queue, name="other")(note(rest))
     queue.send_many(Note("", number) for number in range(20))
     work(queue, concurrency=4)
 
     eventually(lambda: gate.inside == 1)
     gate.let(100)
 
-    eventually(lambda: sorted(seen) == sorted(others) == list(range(20)) and not queue.objects.exists())
-    assert gate.most == 1
+    eventually(lambda: sorted(seen) == sorted(rest) == list(range(20)) and not queue.objects.exists())
+    assert gate.max_inside == 1
 
 
 @pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
@@ -159,7 +159,7 @@ def test_a_batch_that_fails_and_is_halved_keeps_its_place(queue: Any, work: Any)
     assert sorted(seen) == [number for number in range(16) if number != 5]
 
 
-@EACH
+@EACH_QUEUE
 def test_a_worker_that_stops_waits_for_no_place(queue: Any, work: Any) -> None:
     gate = Gate()
     consumer(queue, name="limited", concurrency=1)(lambda message: gate.enter())
@@ -171,7 +171,7 @@ def test_a_worker_that_stops_waits_for_no_place(queue: Any, work: Any) -> None:
     gate.let(10)
 
     eventually(lambda: not worker.running)
-    assert gate.most == 1
+    assert gate.max_inside == 1
     assert gate.passed + queue.objects.count() == 10
 
 
@@ -199,7 +199,7 @@ class Freed(NoPump):
 def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
     """In one claim: two messages of the limited consumer around one of another."""
     limited = Registration(Addressed, "limited", dict, lambda message: None, {"concurrency": 1})
-    other = Registration(Addressed, "other", dict, lambda message: None, {})
+    second_registration = Registration(Addressed, "other", dict, lambda message: None, {})
     places, freed = ConsumerLimiter([limited]), list[bool]()
     places.events = Freed(freed)
     rows = [(seq, name) for seq, name in ((1, "limited"), (2, "other"), (3, "limited"))]
@@ -211,7 +211,7 @@ def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
     places.claimed(as_claimed)
     call_limited(None, Seen(1))
     others_call = places.around_handler(
-        other, lambda message, context: elsewhere.append(_in_another_thread(places.take_permits))
+        second_registration, lambda message, context: elsewhere.append(_in_another_thread(places.take_permits))
     )
     others_call(None, Seen(2))
     assert elsewhere == [["limited"]], "its second message waits in hand"
@@ -220,7 +220,7 @@ def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
         places.returned([3])
         elsewhere.append(_in_another_thread(places.take_permits))
 
-    places.around_handler(other, given_back)(None, Seen(2))
+    places.around_handler(second_registration, given_back)(None, Seen(2))
 
     assert elsewhere[1] == []
     assert freed == [False]

@@ -1,5 +1,5 @@
-"""Independent consumption: each consumer has a copy of its own, whoever sent the message, whoever copies it, whoever
-dies."""
+"""Independent consumption: each consumer has a copy of its own, whichever process sent the message, whichever copies
+it, whichever dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Addressed, AddressedOnce, AddressedUrgent, Effect
 
 #: One of each semantics.
-EACH = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
+EACH_QUEUE = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent, AddressedOnce])
 RETRIED = pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
 HEADERS = encode_headers({"type": type_name(Note), "content-type": "application/json"})
 pytestmark = real_commits
@@ -85,7 +85,7 @@ def test_a_consumer_that_fails_has_attempts_delay_and_poison_of_its_own(queue: A
     put_foreign(queue, 1)
     queue.send(Note("", 2))
     # One task: between the rollback of a TRANSACTIONAL attempt and its count another one may take the message. Then two
-    # attempts are told the same number, or one begins that is too many.
+    # attempts get the same number, or one begins that is too many.
     work(queue, concurrency=1)
 
     eventually(lambda: PoisonMessage.objects.count() == 2 and not queue.objects.exists())
@@ -111,10 +111,10 @@ def test_a_copy_that_waits_for_its_retry_holds_no_other(queue: Any, calls: Any, 
     assert DelayedMessage.objects.get().recipient == "failing"
 
 
-# -- whoever sends, whoever copies -----------------------------------------------------------------------------------
+# -- all senders, all copying processes-------------------------------------------------------------------------------
 
 
-@EACH
+@EACH_QUEUE
 def test_a_producer_that_imports_no_consumers_makes_a_copy_for_each(queue: Any, calls: Any) -> None:
     subscribe(queue, "one", "two")
 
@@ -124,7 +124,7 @@ def test_a_producer_that_imports_no_consumers_makes_a_copy_for_each(queue: Any, 
     assert recipients(queue) == {"one": 3, "two": 3}
 
 
-@EACH
+@EACH_QUEUE
 def test_a_process_that_knows_some_makes_a_copy_for_the_others_as_well(queue: Any, calls: Any) -> None:
     have(queue, calls, "old", "here")
     subscribe(queue, "old", "new")
@@ -134,7 +134,7 @@ def test_a_process_that_knows_some_makes_a_copy_for_the_others_as_well(queue: An
     assert recipients(queue) == {"old": 1, "new": 1, "here": 1}
 
 
-@EACH
+@EACH_QUEUE
 def test_a_consumer_that_was_added_a_moment_ago_misses_nothing(queue: Any, calls: Any) -> None:
     """Deterministically: whatever a process remembers of who subscribes, the next send after the commit of a row knows
     it."""
@@ -195,7 +195,7 @@ def test_a_send_whose_row_is_rolled_back_makes_no_copy_for_it(calls: Any) -> Non
     assert recipients(Addressed) == {"old": 1}
 
 
-@EACH
+@EACH_QUEUE
 def test_copies_go_with_the_transaction_of_their_send(queue: Any, calls: Any) -> None:
     subscribe(queue, "one", "two")
     with transaction.atomic():
@@ -205,7 +205,7 @@ def test_copies_go_with_the_transaction_of_their_send(queue: Any, calls: Any) ->
     assert not queue.objects.exists()
 
 
-@EACH
+@EACH_QUEUE
 def test_a_message_of_plain_sql_is_copied_for_consumers_that_this_worker_has_not(
     queue: Any, calls: Any, work: Any
 ) -> None:
@@ -221,17 +221,17 @@ def test_a_message_of_plain_sql_is_copied_for_consumers_that_this_worker_has_not
     assert sorted(calls) == [("here", number) for number in range(30)]
 
 
-@EACH
+@EACH_QUEUE
 def test_a_worker_without_any_of_the_consumers_copies_for_them(queue: Any, calls: Any, work: Any) -> None:
-    """A lane of its own: it has the queue and none of these."""
+    """Another consumer filter: it has the queue and none of these."""
 
-    class Other:
+    class Unrelated:
         pass
 
-    def other(message: dict[str, Any]) -> None:
+    def later_consumer(message: dict[str, Any]) -> None:
         calls.append(("other", 0))
 
-    consumer(queue, name="other")(other)
+    consumer(queue, name="other")(later_consumer)
     subscribe(queue, "one", "two")
     put_foreign(queue, *range(600))
     work(queue)
@@ -240,7 +240,7 @@ def test_a_worker_without_any_of_the_consumers_copies_for_them(queue: Any, calls
     assert calls == []
 
 
-@EACH
+@EACH_QUEUE
 def test_a_message_that_one_consumer_wants_is_handled_as_it_is(queue: Any, calls: Any, work: Any) -> None:
     have(queue, calls, "only")
     subscribe(queue, "only")
@@ -277,15 +277,15 @@ def test_what_was_claimed_when_another_consumer_subscribes_is_for_both(calls: An
     assert 0 < recipients(queue)["another"] <= 4, "those that were in hand by then are the first one's alone"
 
 
-@EACH
+@EACH_QUEUE
 def test_a_message_whose_only_consumer_is_elsewhere_is_left_to_it(queue: Any, calls: Any, work: Any) -> None:
     subscribe(queue, "elsewhere")
     have(queue, calls, "here", unrecoverable=None)
     registered.remove("here")
 
-    def other(message: dict[str, Any]) -> None: ...
+    def later_consumer(message: dict[str, Any]) -> None: ...
 
-    consumer(queue, name="other")(other)
+    consumer(queue, name="other")(later_consumer)
     put_foreign(queue, 1)
     worker = work(queue)
     eventually(lambda: worker.pump.stats.skipped)
@@ -303,13 +303,13 @@ def test_a_delayed_message_is_copied_for_who_subscribes_when_it_is_due(calls: An
     eventually(lambda: calls == [("old", 1)] and recipients(Addressed) == {"late": 1})
 
 
-@EACH
+@EACH_QUEUE
 def test_a_copy_keeps_all_that_the_message_carried(queue: Any, calls: Any, work: Any) -> None:
     subscribe(queue, "one", "two")
 
-    def other(message: dict[str, Any]) -> None: ...
+    def later_consumer(message: dict[str, Any]) -> None: ...
 
-    consumer(queue, name="other")(other)
+    consumer(queue, name="other")(later_consumer)
     expires, before = timezone.now() + timedelta(days=5), timezone.now() - timedelta(days=2)
     carried = {
         "correlation_id": "c", "reply_to_address": "r", "recoverable": False, "expires": expires, "enqueued_at": before,
@@ -349,7 +349,7 @@ def test_several_messages_of_a_transaction_are_copied_and_those_between_are_hand
     assert done == {(name, str(number)): 1 for name in ("one", "two") for number in (*range(20), *range(100, 120))}
 
 
-@EACH
+@EACH_QUEUE
 def test_headers_that_cannot_be_read_are_poison_and_no_reason_to_stop(queue: Any, calls: Any, work: Any) -> None:
     have(queue, calls, "one", "two")
     queue.objects.bulk_create([queue(id=new_id(), headers="not JSON", body=b"kept")])
@@ -375,10 +375,10 @@ def test_who_receives_without_a_worker_gets_its_copies(calls: Any) -> None:
     assert recipients(Addressed) == {"another": 5}
 
 
-# -- whoever dies ----------------------------------------------------------------------------------------------------
+# -- crashes ------------------------------------------------------------------------------------------------------
 
 
-@EACH
+@EACH_QUEUE
 def test_a_kill_at_any_statement_loses_and_doubles_no_copy(
     queue: Any, calls: Any, child_environment: dict[str, str]
 ) -> None:
@@ -392,14 +392,14 @@ def test_a_kill_at_any_statement_loses_and_doubles_no_copy(
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    left = list(queue.objects.values_list("id", "recipient"))
+    remaining = list(queue.objects.values_list("id", "recipient"))
     for identity in ids:
-        mine = sorted(name for one, name in left if one == identity)
-        assert mine in ([""], ["one", "two"]), "the message or its copies, never both, never neither"
-    assert any(name for _, name in left)
+        first = sorted(name for item, name in remaining if item == identity)
+        assert first in ([""], ["one", "two"]), "the message or its copies, never both, never neither"
+    assert any(name for _, name in remaining)
 
 
-@EACH
+@EACH_QUEUE
 def test_many_workers_make_each_copy_once(queue: Any, calls: Any, work: Any) -> None:
     have(queue, calls, "one", "two", "three")
     put_foreign(queue, *range(300))

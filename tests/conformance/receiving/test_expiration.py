@@ -1,4 +1,4 @@
-"""Messages whose time is over are not handled, whoever finds them (time to be received)."""
+"""Messages whose time is over are not handled, in any receiver (time to be received)."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_when_expired_messages_are_in_the_queue_should_handle_the_others_only(en
 @modes("NRS")
 def test_when_purging_expired_messages_should_leave_live_ones(endpoint: Endpoint, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"PURGE_BATCH": 2}
-    told: list[tuple[int, list[uuid.UUID], str]] = []
-    receiver = lambda sender, queue, count, ids, reason, **kwargs: told.append((count, ids, reason))  # noqa: E731
+    reported: list[tuple[int, list[uuid.UUID], str]] = []
+    receiver = lambda sender, queue, count, ids, reason, **kwargs: reported.append((count, ids, reason))  # noqa: E731
     signals.expired.connect(receiver, sender=endpoint.queue)
     endpoint.send_many(5, expires_in=HOUR)
     endpoint.send(5)
@@ -76,8 +76,8 @@ def test_when_purging_expired_messages_should_leave_live_ones(endpoint: Endpoint
     assert purge_expired(endpoint.queue, endpoint.alias) == 3
 
     signals.expired.disconnect(receiver, sender=endpoint.queue)
-    assert [(count, reason) for count, _, reason in told] == [(2, "its time was over"), (1, "its time was over")]
-    assert {one for _, ids, _ in told for one in ids} == due
+    assert [(count, reason) for count, _, reason in reported] == [(2, "its time was over"), (1, "its time was over")]
+    assert {identity for _, ids, _ in reported for identity in ids} == due
     assert endpoint.rows.count() == 3
     assert not endpoint.rows.filter(expires__lt=Now()).exists()
 
@@ -109,9 +109,9 @@ def test_when_purging_expired_messages_should_not_wait_for_a_receiver(endpoint: 
             purged.append(purge_expired(endpoint.queue, endpoint.alias))
             connections.close_all()
 
-        other = threading.Thread(target=purge)
-        other.start()
-        other.join(30)
+        second_thread = threading.Thread(target=purge)
+        second_thread.start()
+        second_thread.join(30)
 
         assert purged == [1]
         message.ack()

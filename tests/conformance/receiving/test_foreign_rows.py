@@ -1,5 +1,5 @@
-"""What somebody else inserts into a queue with expressions is held until they are evaluated: nobody receives it before,
-and then it is received, dropped or kept as poison."""
+"""A row that a foreign writer inserts into a queue with expressions is pending until they are evaluated: no worker has
+it before, and then it is received, dropped or kept as poison."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_filter_drops_a_foreign_row_that_it_does_not_match(
     eventually(lambda: service.refused["testapp.Filtered"] == 2)
     insert(filtered, 102)
     eventually(lambda: service.refused["testapp.Filtered"] == 3)
-    told = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
-    assert told == ["testapp.Filtered: dropped 2 inserted messages that the queue's filter does not accept."]
+    reported = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert reported == ["testapp.Filtered: dropped 2 inserted messages that the queue's filter does not accept."]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_receive_has_evaluated_in_a_transaction_that_is_rolled_back_is_held
     assert held(filtered) == 2
 
 
-# -- exactly once, whoever does it -----------------------------------------------------------------------------------
+# -- exactly once, in any process-------------------------------------------------------------------------------
 
 
 @modes("R")
@@ -160,8 +160,8 @@ def test_several_processes_share_the_work_and_nothing_is_done_twice(
 
     def work() -> None:
         try:
-            while (one := evaluate_pending_messages(Filtered, filtered.alias, 7)).total:
-                found.append(one)
+            while (messages := evaluate_pending_messages(Filtered, filtered.alias, 7)).total:
+                found.append(messages)
         finally:
             connections[filtered.alias].close()
 
@@ -171,22 +171,22 @@ def test_several_processes_share_the_work_and_nothing_is_done_twice(
     for thread in threads:
         thread.join(DEADLINE)
     assert held(filtered) == 0
-    assert (sum(one.freed for one in found), sum(one.refused for one in found)) == (50, 50)
+    assert (sum(item.freed for item in found), sum(item.refused for item in found)) == (50, 50)
     assert filtered.rows.count() == 50
 
 
 @modes("R")
-def test_what_somebody_else_evaluates_is_not_waited_for(filtered: Endpoint) -> None:
+def test_rows_that_another_process_evaluates_are_not_waited_for(filtered: Endpoint) -> None:
     insert(filtered, 1, 2)
     done = []
 
-    def other() -> None:
+    def second_second_handler() -> None:
         done.append(evaluate_pending_messages(Filtered, filtered.alias))
         connections[filtered.alias].close()
 
     with transaction.atomic(using=filtered.alias):
         assert evaluate_pending_messages(Filtered, filtered.alias, 1).freed == 1
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=second_second_handler)
         thread.start()
         thread.join(DEADLINE)
     assert done == [PendingResult(freed=1)]
@@ -275,7 +275,7 @@ def test_our_own_rows_are_never_held(filtered: Endpoint) -> None:
 
 
 @modes("R")
-def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
+def test_what_cannot_be_evaluated_here_stays_held_and_is_reported_once(
     filtered: Endpoint,
     evaluation: Callable[[], ExpressionEvaluator],
     monkeypatch: pytest.MonkeyPatch,
@@ -298,6 +298,6 @@ def test_what_cannot_be_evaluated_here_stays_held_and_is_said_once(
 
     eventually(lambda: tried(3))  # whatever is said of the first and the second has been said when the third begins
     assert held(filtered) == 1
-    told = [record.getMessage() for record in caplog.records if "cannot be evaluated" in record.getMessage()]
-    assert len(told) == 1
-    assert "queueapp[expressions]" in told[0]
+    reported = [record.getMessage() for record in caplog.records if "cannot be evaluated" in record.getMessage()]
+    assert len(reported) == 1
+    assert "queueapp[expressions]" in reported[0]

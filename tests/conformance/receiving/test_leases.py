@@ -31,22 +31,22 @@ def short_lease(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> timedelt
     return period
 
 
-def lapse(endpoint: Endpoint) -> None:
+def expire_lease(endpoint: Endpoint) -> None:
     """The leases are over, by the database's clock."""
     endpoint.rows.update(lease_expires=Now() - timedelta(seconds=1))
 
 
 def lock_own_row(context: Context) -> None:
-    """In the handler's transaction, so that nobody can renew its lease until that ends; and not to be taken by others
-    in the moment after, which is what a lease is that has lapsed by then."""
+    """In the handler's transaction, so that its lease cannot be renewed until that ends; and not to be taken by others
+    in the moment after, which is the state of a lease that has expired by then."""
     context.checkpoint(1)
     context.extend(timedelta(minutes=10))
 
 
 def lease_left(endpoint: Endpoint) -> timedelta:
-    left = endpoint.rows.annotate(left=F("lease_expires") - Now()).get().left
-    assert isinstance(left, timedelta)
-    return left
+    remaining = endpoint.rows.annotate(left=F("lease_expires") - Now()).get().left
+    assert isinstance(remaining, timedelta)
+    return remaining
 
 
 @modes("R")
@@ -54,7 +54,9 @@ def test_when_handler_outlives_its_lease_should_renew_it(endpoint: Endpoint, sho
     gate = Gate()
     endpoint.handle(gate.enter)
     endpoint.send(1)
-    endpoint.start(concurrency=1)  # nobody else takes what lapses while the machine stands still
+    endpoint.start(
+        concurrency=1
+    )  # no other receiver takes a message whose lease expires while the machine stands still
     eventually(lambda: gate.inside == 1)
     first = endpoint.rows.get().lease_expires
 
@@ -86,13 +88,13 @@ def test_when_renewal_is_off_should_give_the_message_to_another_worker(
 
 @modes("R")
 def test_when_handler_extends_its_lease_should_last_that_long(endpoint: Endpoint, short_lease: timedelta) -> None:
-    left: list[timedelta] = []
+    remaining: list[timedelta] = []
 
     def act(message: Note, context: Context) -> None:
         context.extend(timedelta(hours=1))
-        left.append(lease_left(endpoint))
+        remaining.append(lease_left(endpoint))
         context.extend()
-        left.append(lease_left(endpoint))
+        remaining.append(lease_left(endpoint))
 
     endpoint.handle(act)
     endpoint.send(1)
@@ -100,8 +102,8 @@ def test_when_handler_extends_its_lease_should_last_that_long(endpoint: Endpoint
 
     endpoint.wait_until_empty()
 
-    assert timedelta(minutes=59) < left[0] <= timedelta(hours=1)
-    assert left[1] <= short_lease
+    assert timedelta(minutes=59) < remaining[0] <= timedelta(hours=1)
+    assert remaining[1] <= short_lease
 
 
 @modes("R")
@@ -129,7 +131,7 @@ def test_when_handler_extended_its_lease_should_not_shorten_it_by_renewing(
 
 
 @modes("R")
-def test_when_handler_shortened_its_lease_should_renew_it_before_it_lapses(
+def test_when_handler_shortened_its_lease_should_renew_it_before_it_expires(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint.queue.delivery, "lease_period", timedelta(seconds=60))
@@ -148,7 +150,7 @@ def test_when_handler_shortened_its_lease_should_renew_it_before_it_lapses(
 
     gate.let(1)
     endpoint.wait_until_empty()
-    assert endpoint.calls == [(1, 1)], "there was another task, which would have taken it when it lapsed"
+    assert endpoint.calls == [(1, 1)], "there was another receiver, which would have taken it when the lease expired"
 
 
 @modes("R")
@@ -170,7 +172,9 @@ def test_when_handler_extends_its_lease_in_its_transaction_should_renew_it_as_an
 
     endpoint.handle(act)
     endpoint.send(1)
-    endpoint.start(concurrency=1)  # nobody else takes what lapses while the machine stands still
+    endpoint.start(
+        concurrency=1
+    )  # no other receiver takes a message whose lease expires while the machine stands still
     eventually(lambda: gate.inside == 1)
     first = expires()
 
@@ -184,20 +188,20 @@ def test_when_handler_extends_its_lease_in_its_transaction_should_renew_it_as_an
 
 @modes("R")
 def test_when_handler_extends_what_it_has_locked_in_its_transaction_should_extend_it_there(endpoint: Endpoint) -> None:
-    left: list[timedelta] = []
+    remaining: list[timedelta] = []
 
     def act(message: Note, context: Context) -> None:
         with transaction.atomic(using=endpoint.alias):
             context.checkpoint(1)
             context.extend(timedelta(hours=1))
-        left.append(lease_left(endpoint))
+        remaining.append(lease_left(endpoint))
 
     endpoint.handle(act)
     endpoint.send(1)
     endpoint.start()
 
     endpoint.wait_until_empty()
-    assert timedelta(minutes=59) < left[0] <= timedelta(hours=1)
+    assert timedelta(minutes=59) < remaining[0] <= timedelta(hours=1)
 
 
 @modes("R")
@@ -238,7 +242,7 @@ def test_when_handler_locks_its_message_in_its_transaction_should_keep_the_time_
     endpoint: Endpoint, short_lease: timedelta
 ) -> None:
     gate = Gate()
-    struck: list[float] = []
+    interrupted: list[float] = []
 
     def hold(message: Note, context: Context) -> None:
         with transaction.atomic(using=endpoint.alias):
@@ -251,7 +255,7 @@ def test_when_handler_locks_its_message_in_its_transaction_should_keep_the_time_
             while monotonic() < started + DEADLINE:
                 pass
         finally:
-            struck.append(monotonic() - started)
+            interrupted.append(monotonic() - started)
 
     endpoint.handle(hold)
     consumer(endpoint.queue, name="limited", timeout=0.2, attempts=1)(limited)
@@ -264,9 +268,9 @@ def test_when_handler_locks_its_message_in_its_transaction_should_keep_the_time_
     eventually(lambda: backend_of(connection).now(connection) > held + 2 * short_lease)
 
     endpoint.queue.send(Limited(), using=endpoint.alias)
-    eventually(lambda: struck)
+    eventually(lambda: interrupted)
 
-    assert struck[0] < DEADLINE / 2, "while the row was locked"
+    assert interrupted[0] < DEADLINE / 2, "while the row was locked"
     gate.let(1)
     endpoint.wait_until_empty()
     assert endpoint.calls == [(1, 1)]
@@ -305,7 +309,7 @@ def test_when_message_is_not_leased_should_have_nothing_to_extend(endpoint: Endp
 
 
 @modes("R")
-def test_when_lease_was_lost_should_not_end_what_somebody_else_owns(endpoint: Endpoint) -> None:
+def test_when_lease_was_lost_should_not_end_the_message_of_the_new_owner(endpoint: Endpoint) -> None:
     gate = Gate()
     endpoint.handle(gate.enter)
     endpoint.send(1)
@@ -313,7 +317,7 @@ def test_when_lease_was_lost_should_not_end_what_somebody_else_owns(endpoint: En
     eventually(lambda: gate.inside == 1)
     worker.ask_to_stop()
 
-    lapse(endpoint)
+    expire_lease(endpoint)
     with endpoint.queue.receive(using=endpoint.alias) as batch:
         (message,) = batch
         gate.let(1)
@@ -339,7 +343,7 @@ def test_when_handler_fails_after_its_lease_was_lost_should_change_nothing(endpo
     eventually(lambda: gate.inside == 1)
     worker.ask_to_stop()
 
-    lapse(endpoint)
+    expire_lease(endpoint)
     with endpoint.queue.receive(using=endpoint.alias) as batch:
         (message,) = batch
         gate.let(1)

@@ -1,4 +1,4 @@
-"""Workers on queues whose leases never lapse, or may be ended by others; and what they give up at a limit."""
+"""Workers on queues whose leases never expire, or may be ended by others; and what they discard at a limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.in_process_worker import eventually
 
 
 @modes("R")
-def test_lease_period_unset_should_never_lapse_and_never_be_renewed(
+def test_lease_without_a_period_should_never_expire_and_never_be_renewed(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint.queue.delivery, "lease_period", None)
@@ -40,7 +40,7 @@ def test_lease_period_unset_should_never_lapse_and_never_be_renewed(
     endpoint.send_many(2)
     endpoint.start(concurrency=1)
     eventually(lambda: gate.inside == 1)
-    # What waited behind it was given back, so somebody has looked after the leases for a while.
+    # The messages behind it were released, so the renewal of leases has run for a while.
     eventually(lambda: endpoint.rows.filter(lease_token__isnull=True, deliveries=0).count() == 1)
 
     (held,) = endpoint.rows.filter(lease_token__isnull=False)
@@ -105,7 +105,7 @@ def test_leasing_should_be_silent_when_others_end_what_a_worker_holds(
 
     assert endpoint.calls == [(1, 1)]
     assert worker.pump.stats.lost == 0
-    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @modes("R")
@@ -130,8 +130,8 @@ def test_leasing_should_let_a_late_ack_of_a_worker_succeed_before_it_is_leased_a
 
 @modes("RS")
 def test_max_deliveries_should_end_as_the_queue_wants(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    receiver = lambda sender, reasons, ids, **kwargs: told.append((reasons, ids))  # noqa: E731
+    reported: list[Any] = []
+    receiver = lambda sender, reasons, ids, **kwargs: reported.append((reasons, ids))  # noqa: E731
     signals.expired.connect(receiver, sender=endpoint.queue)
     monkeypatch.setattr(endpoint.queue.delivery, "max_deliveries", 2)
     monkeypatch.setattr(endpoint.queue.delivery, "on_expired", Drop(reasons=("max_deliveries", "time_limit")))
@@ -144,7 +144,7 @@ def test_max_deliveries_should_end_as_the_queue_wants(endpoint: Endpoint, monkey
     endpoint.start()
 
     endpoint.wait_until_empty()
-    eventually(lambda: told == [(("max_deliveries",), [identity])])
+    eventually(lambda: reported == [(("max_deliveries",), [identity])])
     signals.expired.disconnect(receiver, sender=endpoint.queue)
     assert endpoint.calls == [(1, 1), (1, 2)]
     assert not endpoint.poison.exists()

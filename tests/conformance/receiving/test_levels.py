@@ -56,7 +56,7 @@ def run_maintenance(
     services: list[Service] = []
 
     def start() -> None:
-        leadership = Elector(endpoint.alias, "housekeeping", uuid.uuid4())
+        leadership = Elector(endpoint.alias, "maintenance", uuid.uuid4())
         services.append(Maintenance(endpoint.alias, [Urgent], leadership))
         for service in services:
             service.start()
@@ -66,7 +66,7 @@ def run_maintenance(
 
 
 def send(urgent: Endpoint, priorities: list[int], first: int = 0) -> None:
-    """As somebody does who knows nothing of levels; numbered in this order."""
+    """As a writer does that knows nothing of levels; numbered in this order."""
     for number, priority in enumerate(priorities, first):
         identity = urgent.send(number)
         urgent.rows.filter(id=identity).update(priority=priority)
@@ -153,22 +153,22 @@ def test_when_a_deploy_lowers_the_levels_should_handle_what_has_one_of_the_other
 
 
 @modes("R")
-def test_when_messages_have_no_level_should_say_so_once_an_hour(
+def test_when_messages_have_no_level_should_report_it_once_an_hour(
     urgent: Endpoint,
     run_maintenance: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def told() -> list[Any]:
-        return [one.getMessage() for one in caplog.get_records("call") if "queue's levels" in one.getMessage()]
+    def reported() -> list[Any]:
+        return [record.getMessage() for record in caplog.get_records("call") if "queue's levels" in record.getMessage()]
 
     send(urgent, [9, 9, -1])
     run_maintenance()
-    eventually(told)
+    eventually(reported)
     send(urgent, [7])
     eventually(lambda: not urgent.rows.exclude(priority__in=[0, 1, 2]).exists())
 
-    assert told() == [
+    assert reported() == [
         "testapp.Urgent: moved 3 messages with a priority outside of the queue's levels, 0 to 2, to the nearest level: "
         "2 from priority 9, 1 from priority -1."
     ]
@@ -185,8 +185,8 @@ def test_when_it_is_addressed_to_a_former_name_should_be_moved_too(transactional
 
 
 @pytest.mark.usefixtures("no_consumers")
-def test_when_it_is_addressed_to_nobody_should_be_moved_too(transactional_db: None) -> None:
-    consumer(AddressedUrgent, name="somebody")(lambda message: None)
+def test_when_no_consumer_has_its_recipient_should_be_moved_too(transactional_db: None) -> None:
+    consumer(AddressedUrgent, name="a.consumer")(lambda message: None)
     AddressedUrgent.send(1)
     AddressedUrgent.objects.update(priority=9, recipient="")
 

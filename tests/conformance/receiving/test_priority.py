@@ -30,7 +30,7 @@ class Bid(msgspec.Struct):
     price: int
 
 
-class Other(msgspec.Struct):
+class Unrelated(msgspec.Struct):
     price: int
 
 
@@ -68,7 +68,7 @@ class Market:
             worker.stop()
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         count: int = self.queue.objects.using(self.alias).count()
         return count
 
@@ -82,21 +82,21 @@ def market(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.Mo
     market.close()
 
 
-each = pytest.mark.parametrize("market", CASES, indirect=True)
+each_case = pytest.mark.parametrize("market", CASES, indirect=True)
 
 
-@each
+@each_case
 def test_priority_one_task_handles_the_highest_first_and_all_of_them(market: Market, nothing_is_stuck: None) -> None:
     prices = [(n * 7_919) % 400 * 10**15 for n in range(400)]
     market.bid(*prices)
     market.handle()
     market.start(concurrency=1)
 
-    eventually(lambda: market.left == 0 and len(market.prices) == 400)
+    eventually(lambda: market.remaining == 0 and len(market.prices) == 400)
     assert market.prices == sorted(prices, reverse=True)
 
 
-@each
+@each_case
 def test_priority_newcomer_is_handled_next(market: Market, nothing_is_stuck: None) -> None:
     """Sent while one task works through a backlog whose every price is lower."""
     gate, at_gate = threading.Event(), threading.Event()
@@ -113,7 +113,7 @@ def test_priority_newcomer_is_handled_next(market: Market, nothing_is_stuck: Non
     market.bid(2**62)
     gate.set()
 
-    eventually(lambda: market.left == 0 and len(market.prices) == 201)
+    eventually(lambda: market.remaining == 0 and len(market.prices) == 201)
     # What was claimed with the one at the gate is in hand already: no more than a batch, which is short for slow
     # handlers.
     after = market.prices[market.prices.index(150) + 1 :]
@@ -121,7 +121,7 @@ def test_priority_newcomer_is_handled_next(market: Market, nothing_is_stuck: Non
     assert [price for price in market.prices if price != 2**62] == list(range(199, -1, -1))
 
 
-@each
+@each_case
 def test_priority_several_tasks_and_workers_lose_and_double_nothing(market: Market) -> None:
     market.handle()
     for _ in range(2):
@@ -129,13 +129,13 @@ def test_priority_several_tasks_and_workers_lose_and_double_nothing(market: Mark
     for block in range(20):
         market.bid(*range(block, 500, 20))
 
-    eventually(lambda: market.left == 0 and len(market.prices) >= 500)
+    eventually(lambda: market.remaining == 0 and len(market.prices) >= 500)
     assert sorted(market.prices) == list(range(500))
 
 
-@each
-def test_priority_types_that_nobody_here_knows_are_stepped_over(market: Market) -> None:
-    market.bid(*range(1000, 1100), cls=Other)
+@each_case
+def test_priority_unknown_types_are_skipped(market: Market) -> None:
+    market.bid(*range(1000, 1100), cls=Unrelated)
     market.bid(*range(50))
     market.handle()
     market.start(concurrency=2)
@@ -145,10 +145,10 @@ def test_priority_types_that_nobody_here_knows_are_stepped_over(market: Market) 
 
     eventually(lambda: len(market.prices) == 52)
     assert market.prices[-2:] in ([2000, 1050], [1050, 2000])
-    eventually(lambda: market.left == 100)
+    eventually(lambda: market.remaining == 100)
 
 
-@each
+@each_case
 def test_priority_a_failed_message_is_retried_in_its_place(market: Market) -> None:
     if market.queue is RankedAtMostOnce:
         pytest.skip("AT_MOST_ONCE retries nothing")
@@ -163,7 +163,7 @@ def test_priority_a_failed_message_is_retried_in_its_place(market: Market) -> No
     market.handle(act, attempts=3)
     market.start(concurrency=1)
 
-    eventually(lambda: market.left == 0 and len(market.prices) == 51)
+    eventually(lambda: market.remaining == 0 and len(market.prices) == 51)
     assert market.prices.count(40) == 2
 
 
@@ -179,7 +179,7 @@ def test_priority_a_failed_message_is_retried_in_its_place(market: Market) -> No
 def test_priority_on_a_queue_that_counts_what_is_out(market: Market) -> None:
     market.bid(3, 2**62, -5, 7)
     with market.queue.receive(2, using=market.alias) as batch:
-        assert [one.decode(Bid).price for one in batch] == [2**62, 7]  # and both come back
+        assert [message.decode(Bid).price for message in batch] == [2**62, 7]  # and both come back
     market.handle()
     market.start(heartbeat=True)
 
@@ -188,7 +188,7 @@ def test_priority_on_a_queue_that_counts_what_is_out(market: Market) -> None:
     eventually(lambda: not market.queue.objects.using(market.alias).exists())
 
 
-@each
+@each_case
 def test_priority_of_64_bits_is_kept_by_what_comes_in_rows(market: Market) -> None:
     """As the journal and a forwarder insert."""
     connection = connections[market.alias]

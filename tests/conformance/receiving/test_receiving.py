@@ -100,12 +100,12 @@ def test_when_creating_send_only_transport_should_send_and_receive_nothing(endpo
 
 @modes("NRS")
 def test_a_context_names_its_message_and_shows_nothing_of_what_is_in_it(endpoint: Endpoint) -> None:
-    told: list[Any] = []
-    endpoint.handle(lambda message, context: told.extend([repr(context), dict(context.__rich_repr__())]))
-    endpoint.send(4711, headers={"secret": "of nobody's log"})
+    reported: list[Any] = []
+    endpoint.handle(lambda message, context: reported.extend([repr(context), dict(context.__rich_repr__())]))
+    endpoint.send(4711, headers={"secret": "not for a log"})
     endpoint.start()
 
     endpoint.wait_until_empty()
-    assert re.fullmatch(rf"<Context of {endpoint.queue._meta.label} \d+, attempt 1 of [\w.<>]+>", told[0])
+    assert re.fullmatch(rf"<Context of {endpoint.queue._meta.label} \d+, attempt 1 of [\w.<>]+>", reported[0])
     # What Rich shows of local variables in a traceback.
-    assert {**told[1], "seq": 0} == {"queue": endpoint.queue._meta.label, "seq": 0, "attempt": 1}
+    assert {**reported[1], "seq": 0} == {"queue": endpoint.queue._meta.label, "seq": 0, "attempt": 1}

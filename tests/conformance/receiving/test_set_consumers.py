@@ -60,13 +60,13 @@ def bad(endpoint: Endpoint) -> Act:
 
 
 def test_a_set_is_handled_and_gone_in_one_transaction(endpoint: Endpoint) -> None:
-    told: list[str] = []
-    sets = Sets(endpoint, lambda messages: transaction.on_commit(lambda: told.append("committed"), endpoint.alias))
+    reported: list[str] = []
+    sets = Sets(endpoint, lambda messages: transaction.on_commit(lambda: reported.append("committed"), endpoint.alias))
     endpoint.send_many(50)
     worker = endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: told)
+    eventually(lambda: reported)
     eventually(lambda: worker.pump.stats.handled == 50)
     assert sets.numbers == list(range(50))
     assert sets.sizes == [50]
@@ -89,7 +89,7 @@ def test_any_text_of_a_body_can_be_had(endpoint: Endpoint, tag: str) -> None:
     assert seen == [tag]
 
 
-def test_no_set_is_larger_than_it_says(endpoint: Endpoint) -> None:
+def test_no_set_is_larger_than_its_size(endpoint: Endpoint) -> None:
     sets = Sets(endpoint, size=20)
     endpoint.send_many(50)
     endpoint.start(concurrency=1)

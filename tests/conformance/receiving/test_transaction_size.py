@@ -37,24 +37,24 @@ def effects(endpoint: Endpoint) -> list[int]:
 
 
 class Commits:
-    """What handlers and the hooks behind their commits were told, in the order in which it happened."""
+    """What handlers and the hooks behind their commits got, in the order of events."""
 
     def __init__(self, endpoint: Endpoint, act: Any = None, **options: Any) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
         self._act = act
         self._endpoint = endpoint
         endpoint.handle(self._handle, **options)
 
     def _handle(self, message: Note, context: Context) -> None:
-        self.told.append(f"{message.number}")
+        self.events.append(f"{message.number}")
         Effect.objects.using(self._endpoint.alias).create(name=str(message.number))
-        transaction.on_commit(lambda: self.told.append(f"{message.number} committed"), self._endpoint.alias)
+        transaction.on_commit(lambda: self.events.append(f"{message.number} committed"), self._endpoint.alias)
         if self._act is not None:
             self._act(message, context)
 
     def together(self, first: int, second: int) -> bool:
         """Whether the second was handled before the first was committed."""
-        return self.told.index(f"{second}") < self.told.index(f"{first} committed")
+        return self.events.index(f"{second}") < self.events.index(f"{first} committed")
 
 
 def test_several_messages_are_one_transaction(endpoint: Endpoint) -> None:
@@ -63,21 +63,21 @@ def test_several_messages_are_one_transaction(endpoint: Endpoint) -> None:
     worker = endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: len(commits.told) == 40)
+    eventually(lambda: len(commits.events) == 40)
     eventually(lambda: worker.pump.stats.handled == 20)
     assert worker.pump.stats.received == 20
     assert effects(endpoint) == list(range(20))
     assert commits.together(0, 19), "stages of 1, 2, 4, 8 and 16 messages, of one transaction"
 
 
-def test_no_transaction_has_more_than_the_queue_says(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_transaction_has_more_than_the_queue_states(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint.queue.delivery, "transaction_size", 5)
     commits = Commits(endpoint)
     endpoint.send_many(20)
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: len(commits.told) == 40)
+    eventually(lambda: len(commits.events) == 40)
     assert all(commits.together(first, first + 4) for first in (0, 5, 10, 15))
     assert not any(commits.together(first, first + 5) for first in (0, 5, 10))
 
@@ -123,7 +123,7 @@ def test_what_failed_in_an_earlier_process_is_alone_before_any_handler_runs(endp
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: len(commits.told) == 16)
+    eventually(lambda: len(commits.events) == 16)
     assert not commits.together(0, 1)
     assert endpoint.numbers == list(range(8)), "no neighbour was handled twice for it"
 
@@ -139,7 +139,7 @@ def test_one_that_waits_for_its_next_attempt_comes_back_alone(endpoint: Endpoint
     eventually(lambda: effects(endpoint) == list(range(8)))
 
     assert [attempt for number, attempt in endpoint.calls if number == 3] == [1, 1, 2]
-    eventually(lambda: "3 committed" in commits.told)
+    eventually(lambda: "3 committed" in commits.events)
 
 
 def test_a_transaction_that_a_handler_has_broken_is_nobodys_loss(endpoint: Endpoint) -> None:
@@ -193,7 +193,7 @@ def test_a_commit_that_fails_is_the_failure_of_one(endpoint: Endpoint) -> None:
     assert [failure.attempt for failure in endpoint.failures] == [1]
 
 
-def test_one_over_its_time_limit_takes_nobody_with_it(endpoint: Endpoint) -> None:
+def test_message_over_its_time_limit_does_not_fail_its_batch(endpoint: Endpoint) -> None:
     hanging = threading.Event()
 
     def act(message: Note, context: Context) -> None:
@@ -214,7 +214,7 @@ def test_one_over_its_time_limit_takes_nobody_with_it(endpoint: Endpoint) -> Non
     assert [type(failure.exception).__name__ for failure in endpoint.failures] == ["TimeLimitExceeded"]
 
 
-def test_a_deadlock_costs_nobody_an_attempt(endpoint: Endpoint) -> None:
+def test_a_deadlock_costs_no_attempt(endpoint: Endpoint) -> None:
     victim = deadlock_victim(connections[endpoint.alias])
 
     def act(message: Note, context: Context) -> None:
@@ -240,7 +240,7 @@ def test_a_slow_handler_ends_its_transaction_early(endpoint: Endpoint, monkeypat
     worker = endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: len(commits.told) == 60)
+    eventually(lambda: len(commits.events) == 60)
     assert not commits.together(4, 20)
 
 
@@ -261,7 +261,7 @@ def test_hooks_run_in_the_context_of_their_own_handlers(endpoint: Endpoint) -> N
     assert spoken == [(number, "de" if number % 2 else "fr") for number in range(8)]
 
 
-def test_nobody_gets_a_session_that_another_has_changed(endpoint: Endpoint) -> None:
+def test_no_handler_gets_a_session_that_another_has_changed(endpoint: Endpoint) -> None:
     """Of a handler that changes its session, each message is alone in the end."""
     if connections[endpoint.alias].vendor != "postgresql":
         pytest.skip("SET is PostgreSQL's")
@@ -282,12 +282,12 @@ def test_nobody_gets_a_session_that_another_has_changed(endpoint: Endpoint) -> N
     assert "public, pg_catalog" not in found
 
 
-def test_messages_that_nobody_here_takes_are_left_where_they_are(endpoint: Endpoint) -> None:
+def test_messages_without_a_consumer_here_stay_in_place(endpoint: Endpoint) -> None:
     Commits(endpoint, policy=lambda failure: Poison("seen"))
     for number in range(12):
         endpoint.send(number)
         if number % 3 == 0:
-            endpoint.queue.send(Nop(number, "a stranger"), using=endpoint.alias)
+            endpoint.queue.send(Nop(number, "unclaimed"), using=endpoint.alias)
     worker = endpoint.start(concurrency=1)
     eventually(lambda: effects(endpoint) == list(range(12)))
 
@@ -327,7 +327,7 @@ def test_a_limit_of_the_queue_bounds_what_is_taken_together(
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: len(commits.told) == 40)
+    eventually(lambda: len(commits.events) == 40)
     assert effects(endpoint) == list(range(20))
     assert not any(commits.together(first, first + 4) for first in range(16))
 

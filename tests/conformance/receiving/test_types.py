@@ -1,4 +1,4 @@
-"""Types in motion: what is derived from a type that somebody consumes, what has been renamed, and what is of another
+"""Types in motion: what is derived from a type that has a consumer, what has been renamed, and what is of another
 version of its class than the worker's."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def noted(queue: Any, cls: Any, name: str, calls: list[Any], **options: Any) -> 
 
 
 def put(queue: Any, headers: dict[str, str], body: bytes | None, alias: str = "default", **columns: Any) -> None:
-    """Store a row as somebody else would."""
+    """Store a row as a foreign writer would."""
     row = queue(id=new_id(), headers=encode_headers(headers), body=body, **columns)
     queue.objects.using(alias).bulk_create([row])
 
@@ -83,13 +83,13 @@ def test_a_consumer_of_a_base_gets_what_is_derived_from_it(endpoint: Endpoint) -
     noted(endpoint.queue, Event, "base", calls)
     endpoint.queue.send(PlacedAbroad(1, country="CH"), using=endpoint.alias)
     endpoint.queue.send_many([Placed(2), Event(3)], using=endpoint.alias)
-    # Sent before its class had a base, or by somebody who does not say it.
+    # Sent before its class had a base, or by a sender that does not name it.
     put(endpoint.queue, {"type": type_name(Placed)}, b'{"number": 4}', endpoint.alias)
     endpoint.start(concurrency=1)
 
     eventually(lambda: len(calls) == 4)
 
-    assert calls == [("base", one) for one in (PlacedAbroad(1, country="CH"), Placed(2), Event(3), Placed(4))]
+    assert calls == [("base", item) for item in (PlacedAbroad(1, country="CH"), Placed(2), Event(3), Placed(4))]
     endpoint.wait_until_empty()
 
 
@@ -148,7 +148,7 @@ def test_each_consumer_of_a_type_and_of_its_bases_gets_a_copy(work: Any) -> None
 
     both = [Placed(1), Placed(2), Placed(3), Placed(5)]
     found = sorted(calls, key=lambda call: (call[0], call[1].number))
-    assert found == [("base", one) for one in (*both[:3], Event(4), both[3])] + [("placed", one) for one in both]
+    assert found == [("base", item) for item in (*both[:3], Event(4), both[3])] + [("placed", item) for item in both]
 
 
 @real_commits
@@ -161,10 +161,10 @@ def test_a_derived_type_that_a_live_worker_takes_by_its_base_is_not_unroutable(w
     noted(Leased, Renamed, "another", [])
     Leased.send(Placed(1))
     work(Leased, heartbeat=True)
-    told = eventually(lambda: live_on("default")[Leased._meta.label].unknown_types)
-    assert told == {type_name(Placed)}
+    reported = eventually(lambda: live_on("default")[Leased._meta.label].unknown_types)
+    assert reported == {type_name(Placed)}
     with transaction.atomic():
-        assert [one.name for one in find_unroutable(Leased, connection, live_on("default")[Leased._meta.label], 100)]
+        assert [item.name for item in find_unroutable(Leased, connection, live_on("default")[Leased._meta.label], 100)]
         live = live_on("default")[Leased._meta.label]
         live.add("", f'[["base", "{type_name(Event)}"]]', "")
         assert find_unroutable(Leased, connection, live, 100) == []
@@ -278,10 +278,10 @@ def test_a_newer_version_is_left_alone_and_not_poisoned(endpoint: Endpoint) -> N
 
     eventually(lambda: calls == [("only", Versioned(2, "USD"))])
     eventually(lambda: endpoint.rows.count() == 1)
-    told = eventually(lambda: dict(worker.pump.state.skipped.types))
+    reported = eventually(lambda: dict(worker.pump.state.skipped.types))
     worker.stop()
 
-    assert list(told) == ["Acme.Versioned (version 4)"]
+    assert list(reported) == ["Acme.Versioned (version 4)"]
     assert list(endpoint.rows.values_list("deliveries", "cancels", "lease_token")) == [(0, 0, None)]
     assert not endpoint.poison.exists()
 
@@ -295,7 +295,7 @@ def test_a_newer_version_that_is_addressed_to_a_consumer_here_is_left_alone(work
     Addressed.send(Versioned(2, "USD"))
     worker = work(Addressed)
 
-    # It is copied for each of them, since that needs nobody to read it; the copies wait.
+    # It is copied for each of them, since that needs no decoding; the copies wait.
     eventually(lambda: len(calls) == 2)
     eventually(lambda: sorted(Addressed.objects.values_list("recipient", flat=True)) == ["first", "second"])
     worker.stop()
@@ -318,10 +318,10 @@ def test_a_typed_consumer_never_gets_none_for_an_empty_body(endpoint: Endpoint, 
     eventually(lambda: endpoint.poison.count() == 2)
 
     assert calls == []
-    for one in endpoint.poison.all():
-        assert one.reason.startswith("undecodable: ")
-        assert one.reason.endswith("The body is empty: that is not a Versioned.")
-        assert one.attempts == 1
+    for item in endpoint.poison.all():
+        assert item.reason.startswith("undecodable: ")
+        assert item.reason.endswith("The body is empty: that is not a Versioned.")
+        assert item.attempts == 1
 
 
 @modes("NRS")
@@ -336,4 +336,4 @@ def test_nor_does_one_of_plain_values_or_bytes(endpoint: Endpoint, cls: Any) -> 
     eventually(lambda: (len(calls), endpoint.poison.count()) == (len(wanted), 2 - len(wanted)))
 
     assert calls == wanted
-    assert {one.reason.partition(":")[0] for one in endpoint.poison.all()} == {"undecodable"}
+    assert {item.reason.partition(":")[0] for item in endpoint.poison.all()} == {"undecodable"}

@@ -66,7 +66,7 @@ def there(queue: Any) -> list[int]:
 
 def asked(wire: list[str]) -> int:
     """How many statements that were."""
-    return sum("\tBind\t" in one or "\tQuery\t" in one for one in wire)
+    return sum("\tBind\t" in item or "\tQuery\t" in item for item in wire)
 
 
 def in_store() -> list[int]:
@@ -87,15 +87,15 @@ def test_while_one_waits_another_of_its_key_is_ignored_replaces_it_or_is_an_erro
     assert (raised.value.waiting, raised.value.key) == (first, "a")
     assert there(queue) == [1]
 
-    other = queue.send(body(4), dedupe_key="b", on_conflict="error")
+    second = queue.send(body(4), dedupe_key="b", on_conflict="error")
     last = queue.send(body(5), dedupe_key="a", on_conflict="replace")
-    assert last not in (first, other)
+    assert last not in (first, second)
     assert there(queue) == [4, 5]
     queue.send(body(6))
     assert there(queue) == [4, 5, 6]
 
 
-def test_a_queue_says_what_keys_are_and_what_becomes_of_the_second() -> None:
+def test_a_queue_sets_its_keys_and_the_treatment_of_the_second_message() -> None:
     Keyed.send(body(1, "a"))
     Keyed.send(body(2, "a"))  # ignored
     Keyed.send(body(3, "a"), dedupe_key="of its own")
@@ -159,12 +159,12 @@ def test_a_bulk_send_is_a_few_statements_whatever_its_size() -> None:
     assert there(Keyed)[-2:] == [7, 9]
     assert 1 not in there(Keyed)
     before = Keyed.objects.count()
-    for some in ([body(10, "x"), body(11, "x")], [body(12, "y"), body(13, "a")]):
+    for part in ([body(10, "x"), body(11, "x")], [body(12, "y"), body(13, "a")]):
         with pytest.raises(DuplicateMessage):
-            Keyed.send_many(some, on_conflict="error")
+            Keyed.send_many(part, on_conflict="error")
     assert Keyed.objects.count() == before
-    assert KeyedOnce.send_many([body(1), body(2)], dedupe_key=lambda one: f"n{one['n']}") == 2
-    assert KeyedOnce.send_many([body(2), body(3)], dedupe_key=lambda one: f"n{one['n']}", on_conflict="ignore") == 1
+    assert KeyedOnce.send_many([body(1), body(2)], dedupe_key=lambda item: f"n{item['n']}") == 2
+    assert KeyedOnce.send_many([body(2), body(3)], dedupe_key=lambda item: f"n{item['n']}", on_conflict="ignore") == 1
 
 
 def test_an_async_send_and_a_publish_know_keys() -> None:
@@ -324,16 +324,16 @@ else:
 @pytest.mark.parametrize("how", ["single", "many"])
 def test_processes_that_send_the_same_keys_at_once_leave_one_of_each(conflict: str, how: str) -> None:
     processes = [_sender(conflict, how, number) for number in range(3)]
-    for one in processes:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
-    for one in processes:
-        assert one.stdin is not None
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    for one in processes:
-        out, error = one.communicate(timeout=90)
-        assert one.returncode == 0, error + out
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        out, error = process.communicate(timeout=90)
+        assert process.returncode == 0, error + out
     keys = sorted(messages.decode_body(row.body, messages.JSON)["key"] for row in Keyed.objects.all())
     assert keys == sorted(f"k{n}" for n in range(25))
     assert MessageKey.objects.count() == 25
@@ -385,12 +385,12 @@ def test_workers_and_senders_at_once_lose_no_last_send(work: Any) -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     for send, words in (
         (lambda: Leased.send(body(1), dedupe_key="a"), "its messages have no keys"),
-        (lambda: Leased.send_many([body(1)], dedupe_key=lambda one: "a"), "its messages have no keys"),
+        (lambda: Leased.send_many([body(1)], dedupe_key=lambda item: "a"), "its messages have no keys"),
         (lambda: Keyed.send(body(1), dedupe_key=""), "not empty"),
         (lambda: Keyed.send(body(1), dedupe_key=7), "not empty"),  # type: ignore[arg-type]
         (lambda: Keyed.send(body(1, "a"), on_conflict="merge"), "one of 'ignore', 'replace', 'error'"),
         (lambda: KeyedOnce.send_many([body(1)], dedupe_key="a"), "a callable of the body"),
-        (lambda: KeyedOnce.send_many([body(1)], dedupe_key=lambda one: 7), "not empty"),  # type: ignore[arg-type, return-value]
+        (lambda: KeyedOnce.send_many([body(1)], dedupe_key=lambda item: 7), "not empty"),  # type: ignore[arg-type, return-value]
     ):
         with pytest.raises(InvalidMessage, match=words):
             send()
@@ -406,7 +406,7 @@ def test_a_queue_without_keys_asks_nothing_for_them(settings: Any) -> None:
     with traced() as wire:
         Leased.send_many([body(2, "a")])
     assert asked(wire) == 3, "begin, COPY, commit"
-    assert not any("messagekey" in one for one in wire)
+    assert not any("messagekey" in item for item in wire)
     names = {index.name for index in Leased._meta.indexes}
     assert not any(name.endswith("_id") for name in names)
     assert {field.name for field in Keyed._meta.fields} == {field.name for field in Leased._meta.fields}
@@ -481,7 +481,7 @@ def test_a_consumer_that_was_renamed_has_processed_what_it_had_under_its_former_
         calls.clear()
 
 
-def test_a_header_of_foreign_producers_says_what_is_processed_once(work: Any) -> None:
+def test_a_header_of_foreign_producers_states_what_is_processed_once(work: Any) -> None:
     calls: list[tuple[int, bool]] = []
 
     @consumer(Keyed)
@@ -489,7 +489,7 @@ def test_a_header_of_foreign_producers_says_what_is_processed_once(work: Any) ->
         with transaction.atomic():
             calls.append((message["n"], processed_once(context)))
 
-    with connection.cursor() as cursor:  # as somebody does who knows nothing of us
+    with connection.cursor() as cursor:  # as a writer does that knows nothing of us
         for n, key in ((1, "p-1"), (2, "p-1"), (3, "p-2")):
             headers = messages.encode_headers({"Idempotency-Key": key})
             cursor.execute(
@@ -503,23 +503,23 @@ def test_a_header_of_foreign_producers_says_what_is_processed_once(work: Any) ->
 
 
 def test_a_note_outside_of_a_transaction_is_refused(work: Any) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     @consumer(Keyed)
     def careless(message: dict, context: Context) -> None:
         try:
             processed_once(context)
         except QueueError as error:
-            told.append(str(error))
+            reported.append(str(error))
 
     Keyed.send(body(1))
     work(Keyed)
-    eventually(lambda: len(told) == 1)
-    assert "with transaction.atomic()" in told[0]
+    eventually(lambda: len(reported) == 1)
+    assert "with transaction.atomic()" in reported[0]
     assert not ProcessedMessage.objects.exists()
 
 
-def test_who_keeps_house_forgets_old_notes_and_keys_whose_messages_are_gone(
+def test_maintenance_deletes_old_notes_and_keys_without_messages(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     monkeypatch.setattr(inbox, "BATCH", 2)
@@ -543,10 +543,10 @@ def test_who_keeps_house_forgets_old_notes_and_keys_whose_messages_are_gone(
     assert (MessageKey.objects.count(), ProcessedMessage.objects.count()) == (2, 1)
 
     ProcessedMessage.objects.update(processed_at=F("processed_at") - 2 * HOUR)
-    for retention, left in ((None, 1), (timedelta(hours=3), 1), (HOUR, 0)):
+    for retention, remaining in ((None, 1), (timedelta(hours=3), 1), (HOUR, 0)):
         settings.QUEUEAPP = {"PROCESSED_RETENTION": retention}
         inbox.run_maintenance("default", lambda: True)
-        assert ProcessedMessage.objects.count() == left
+        assert ProcessedMessage.objects.count() == remaining
     Keyed.send(body(9, "gone 0"), on_conflict="error")
     with pytest.raises(DuplicateMessage):
         Keyed.send(body(9, "waits"), on_conflict="error")

@@ -35,9 +35,9 @@ def test_when_delayed_to_a_time_should_not_be_before_that_time(endpoint: Endpoin
     endpoint.send(1, at=timezone.now() + HOUR)
 
     assert dispatch_due(endpoint.alias, 100).moved == 0
-    left = next_due_in(endpoint.alias)
-    assert left is not None
-    assert abs(left - HOUR) < timedelta(seconds=30)
+    remaining = next_due_in(endpoint.alias)
+    assert remaining is not None
+    assert abs(remaining - HOUR) < timedelta(seconds=30)
 
     endpoint.delayed.update(due=Now())
     assert dispatch_due(endpoint.alias, 100).moved == 1
@@ -87,9 +87,9 @@ def test_when_delayed_to_a_missing_queue_should_be_left_for_a_process_that_knows
 
     assert (done.moved, done.poisoned) == (1, 0), "the other one of the batch is not held up"
     assert not endpoint.poison.exists()
-    left = endpoint.delayed.get()
-    assert (left.destination, left.retries) == ("gone.Queue", 0)
-    assert "MyValue" in left.headers
+    message = endpoint.delayed.get()
+    assert (message.destination, message.retries) == ("gone.Queue", 0)
+    assert "MyValue" in message.headers
     assert undeliverable(endpoint.alias, timedelta(0)) == {"gone.Queue": 1}
 
 

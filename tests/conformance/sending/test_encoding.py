@@ -1,5 +1,5 @@
 """Bodies that are compressed or encrypted, on every way that a message goes: what lies in the tables, who can read it,
-and what becomes of what nobody can read any more."""
+and what becomes of messages that cannot be decrypted any more."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_what_every_way_of_sending_stores_is_encoded_and_arrives_as_it_was(
 
     eventually(lambda: len(calls) == 7)
 
-    assert sorted(one.number for one in calls) == [1, 2, 3, 4, 5, 6, 7]
-    assert {one.content for one in calls} == {Parcel(0).content}
+    assert sorted(call.number for call in calls) == [1, 2, 3, 4, 5, 6, 7]
+    assert {call.content for call in calls} == {Parcel(0).content}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_others_insert_in_the_clear_is_read_and_what_is_encoded_is_read_any
     work(Secret)
     work(Leased)
 
-    eventually(lambda: sorted(one.number for one in calls) == [1, 2])
+    eventually(lambda: sorted(call.number for call in calls) == [1, 2])
 
 
 @pytest.mark.parametrize("queue", [Secret, SecretTransactional, SecretOnce])
@@ -188,7 +188,7 @@ def test_a_poison_message_stays_encrypted_and_is_requeued_and_edited(queue: Any,
     new = poison_operations.edit_and_requeue(second.number, body=plain)
 
     eventually(lambda: Parcel(9, "edited") in calls[4:])
-    eventually(lambda: [one.number for one in calls[4:]].count(9) == 1 and len(calls) >= 6)
+    eventually(lambda: [call.number for call in calls[4:]].count(9) == 1 and len(calls) >= 6)
     eventually(lambda: not queue.objects.exists())
     assert new != second.message_id
 
@@ -224,22 +224,22 @@ def test_a_body_in_another_message_does_not_open(work: Any) -> None:
     headers = messages.decode_headers(row.headers)
     SecretOnce.objects.all().delete()
     changed = bytes(row.body)[:-1] + bytes([bytes(row.body)[-1] ^ 1])
-    for identity, told, body in (
+    for identity, reported, body in (
         (messages.new_id(), headers, row.body),  # moved
         (row.id, headers, changed),
         (row.id, headers, b"short"),
         (row.id, headers | {"encryption-key": "old"}, row.body),
         (row.id, headers | {"content-type": "application/msgpack+aes256gcm"}, row.body),
         (row.id, {k: v for k, v in headers.items() if k != "encryption-key"}, row.body),
-        (row.id, headers | {"encryption-key": "subject/nobody"}, row.body),
+        (row.id, headers | {"encryption-key": "subject/unknown"}, row.body),
     ):
-        SecretOnce.objects.bulk_create([SecretOnce(id=identity, headers=messages.encode_headers(told), body=body)])
+        SecretOnce.objects.bulk_create([SecretOnce(id=identity, headers=messages.encode_headers(reported), body=body)])
     work(SecretOnce)
 
     eventually(lambda: PoisonMessage.objects.count() == 7)
 
     assert calls == []
-    assert all(one.reason.startswith("undecodable: ") for one in PoisonMessage.objects.all())
+    assert all(item.reason.startswith("undecodable: ") for item in PoisonMessage.objects.all())
 
 
 def test_what_is_given_up_is_encrypted_for_its_new_id_where_it_is_published(work: Any) -> None:
@@ -274,7 +274,7 @@ def test_a_rotation_encrypts_with_the_new_key_and_still_reads_the_old_one(keys: 
     noted(SecretOnce, calls)
     work(SecretOnce)
 
-    eventually(lambda: sorted(one.number for one in calls) == [1, 2])
+    eventually(lambda: sorted(call.number for call in calls) == [1, 2])
 
 
 def test_a_key_that_is_missing_fails_attempts_and_is_found_after_a_requeue(keys: dict[str, bytes], work: Any) -> None:
@@ -351,7 +351,7 @@ def test_what_was_sent_for_an_erased_subject_is_discarded_and_never_retried(queu
 
     eventually(lambda: len(calls) == 3)
     eventually(lambda: not queue.objects.exists() and not DelayedMessage.objects.exists())
-    assert sorted(one.number for one in calls) == [4, 5, 7]
+    assert sorted(call.number for call in calls) == [4, 5, 7]
     assert asked == []
     assert not PoisonMessage.objects.exists()
     tomb = SubjectKey.objects.get(erased_at__isnull=False)
@@ -364,7 +364,7 @@ def test_a_consumer_of_several_messages_gets_those_that_can_be_read(queue: Any, 
 
     @consumer(queue, batch=10)
     def several(parcels: list[Parcel]) -> None:
-        calls.extend(one.number for one in parcels)
+        calls.extend(parcel.number for parcel in parcels)
 
     for number in range(6):
         queue.send(Parcel(number), headers={"encrypt-for": "ada" if number % 2 else "bob"})
@@ -376,7 +376,7 @@ def test_a_consumer_of_several_messages_gets_those_that_can_be_read(queue: Any, 
     assert not PoisonMessage.objects.exists()
 
 
-def test_an_erased_message_says_so_to_who_receives_by_hand() -> None:
+def test_an_erased_message_is_reported_to_a_manual_receiver() -> None:
     SecretOnce.send(Parcel(1), headers={"encrypt-for": "ada"})
     erase_subject("ada")
     with SecretOnce.receive() as batch:
@@ -419,7 +419,7 @@ def test_senders_who_need_a_new_key_at_once_get_the_same_one(work: Any) -> None:
     noted(SecretOnce, calls)
     work(SecretOnce)
 
-    eventually(lambda: sorted(one.number for one in calls) == [0, 1, 2, 3])
+    eventually(lambda: sorted(call.number for call in calls) == [0, 1, 2, 3])
 
 
 def test_keys_of_subjects_are_wrapped_anew_after_a_rotation(keys: dict[str, bytes], work: Any) -> None:
@@ -436,7 +436,7 @@ def test_keys_of_subjects_are_wrapped_anew_after_a_rotation(keys: dict[str, byte
     noted(SecretOnce, calls)
     work(SecretOnce)
 
-    eventually(lambda: sorted(one.number for one in calls) == [1, 2])
+    eventually(lambda: sorted(call.number for call in calls) == [1, 2])
 
 
 @pytest.mark.parametrize("subject", ["", "x" * 201, "a\0b"])
@@ -483,7 +483,7 @@ def test_a_small_body_that_becomes_a_huge_one_is_poison_and_never_in_memory(
 
 
 @pytest.mark.parametrize("suffix", ["zlib", "zstd"])
-def test_what_is_not_compressed_as_it_says_is_undecodable(suffix: str) -> None:
+def test_what_is_not_compressed_as_it_states_is_undecodable(suffix: str) -> None:
     right = {"zlib": zlib.compress, "zstd": body_filters._zstd()[0]}[suffix](b"{}" * 50)
     for body in (b"", b"nonsense", right[:-3], right + b"more", os.urandom(50)):
         with pytest.raises(UndecodableMessage):
@@ -491,7 +491,7 @@ def test_what_is_not_compressed_as_it_says_is_undecodable(suffix: str) -> None:
     assert body_filters.opened(right, f"application/json+{suffix}", {}, messages.new_id(), "default")[0] == b"{}" * 50
 
 
-def test_a_content_type_of_a_stranger_is_not_followed_for_ever() -> None:
+def test_a_foreign_content_type_is_decoded_to_a_limited_depth() -> None:
     """``+zlib`` for each of 60,000 times took 9 seconds, and a worker's thread."""
     begun = time.thread_time()  # a machine that stands still is no fault of it
     for times, body in ((60_000, None), (body_filters.MOST_STEPS + 1, b"{}"), (60_000, zlib.compress(b"{}"))):
@@ -501,10 +501,10 @@ def test_a_content_type_of_a_stranger_is_not_followed_for_ever() -> None:
         with pytest.raises(UndecodableMessage, match="more than 16 times"):
             body_filters.opened(body, content_type, {}, messages.new_id(), "default")
     assert time.thread_time() - begun < 3
-    most, body = "application/json", b"{}"
+    limit, body = "application/json", b"{}"
     for _ in range(body_filters.MOST_STEPS):
-        most, body = f"{most}+zlib", zlib.compress(body)
-    assert body_filters.opened(body, most, {}, messages.new_id(), "default") == (b"{}", "application/json")
+        limit, body = f"{limit}+zlib", zlib.compress(body)
+    assert body_filters.opened(body, limit, {}, messages.new_id(), "default") == (b"{}", "application/json")
     assert body_filters.innermost("+zlib") == "+zlib"
     assert body_filters.innermost("application/a+b+zlib+aes256gcm") == "application/a+b"
 

@@ -57,7 +57,7 @@ def waiting(queue: Any) -> list[int]:
     return sorted(messages.decode_body(bytes(row.body), messages.JSON)["n"] for row in rows)
 
 
-def other(queue: Any) -> Any:
+def second_key(queue: Any) -> Any:
     """A queue whose senders give the keys."""
     return KeyedTransactional if queue is Keyed else KeyedOnce
 
@@ -104,7 +104,7 @@ def by_requeue(queue: Any) -> Callable[[], Any]:
 
 
 def by_requeue_to(queue: Any) -> Callable[[], Any]:
-    poisoned(other(queue), 2)
+    poisoned(second_key(queue), 2)
     return lambda: call_command("requeuepoison", "--all", "--to", queue._meta.label)
 
 
@@ -119,7 +119,7 @@ def by_edit(queue: Any) -> Callable[[], Any]:
 
 
 def by_edit_to(queue: Any) -> Callable[[], Any]:
-    number = poisoned(other(queue), 2).number
+    number = poisoned(second_key(queue), 2).number
 
     def bring() -> None:
         with suppress(InvalidMessage):
@@ -129,13 +129,13 @@ def by_edit_to(queue: Any) -> Callable[[], Any]:
 
 
 def by_move(queue: Any) -> Callable[[], Any]:
-    send(other(queue), 2)
-    return lambda: move_messages.move_type(other(queue), "", queue)
+    send(second_key(queue), 2)
+    return lambda: move_messages.move_type(second_key(queue), "", queue)
 
 
 def by_move_of_delayed(queue: Any) -> Callable[[], Any]:
-    send(other(queue), 2, delay=HOUR)
-    return lambda: call_command("movedelayed", other(queue)._meta.label, queue._meta.label)
+    send(second_key(queue), 2, delay=HOUR)
+    return lambda: call_command("movedelayed", second_key(queue)._meta.label, queue._meta.label)
 
 
 def by_publish(queue: Any) -> Callable[[], Any]:

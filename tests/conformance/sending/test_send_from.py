@@ -189,9 +189,9 @@ def test_value_is_stored_as_send_stores_it(endpoint: Endpoint, kind: str, style:
     endpoint.queue.send_from(f"SELECT {sql} AS value", using=endpoint.alias)
     endpoint.queue.send({"value": value}, using=endpoint.alias)
 
-    one, other = (bytes(row.body) for row in stored(endpoint))
+    first, second = (bytes(row.body) for row in stored(endpoint))
 
-    assert one.replace(b": ", b":") == other
+    assert first.replace(b": ", b":") == second
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
@@ -230,8 +230,8 @@ def test_options_hold_for_all_of_them(endpoint: Endpoint, rows: Any) -> None:
 
     found = stored(endpoint)
     assert {json.loads(row.headers)["Tenant"] for row in found} == {"acme"}
-    left = {row.expires - datetime.now(UTC) for row in found}
-    assert all(timedelta(minutes=50) < one < timedelta(minutes=70) for one in left)
+    remaining = {row.expires - datetime.now(UTC) for row in found}
+    assert all(timedelta(minutes=50) < item < timedelta(minutes=70) for item in remaining)
 
 
 def test_levels_and_recipients(endpoint: Endpoint, rows: Any) -> None:

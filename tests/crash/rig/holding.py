@@ -1,5 +1,5 @@
 """Another session that holds rows of a queue, in a savepoint of its transaction: as a view does that receives under
-ATOMIC_REQUESTS. The rows are there, and nobody can have them."""
+ATOMIC_REQUESTS. The rows are there, and no worker can have them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Words(NamedTuple):
 
     #: A transaction, and a savepoint in it.
     begin: Sequence[str]
-    #: Locks at most so many rows that nobody has locked or leased, and passes over the others.
+    #: Locks at most so many rows that are neither locked nor leased, and passes over the others.
     free: str
-    #: Locks all rows that nobody has locked.
+    #: Locks all rows that are not locked.
     all: str
     #: Lets the rows go: rolled back to the savepoint, and committed.
     back: str
@@ -38,8 +38,8 @@ WORDS = {
         commit="COMMIT",
     ),
     # Index: the primary key. Locks: U on rows, which claims pass by; looks see the rows all the same. What does not
-    # match is let go at once. READCOMMITTEDLOCK: whether or not the database keeps row versions. Back at the savepoint,
-    # what was locked behind it is free, as long as it has not become a lock of the table.
+    # match is released at once. READCOMMITTEDLOCK: whether or not the database keeps row versions. Back at the
+    # savepoint, what was locked behind it is free, as long as it has not become a lock of the table.
     "microsoft": Words(
         begin=("BEGIN TRANSACTION", "SAVE TRANSACTION held"),
         free="SELECT TOP (%s) seq FROM {table} WITH (UPDLOCK, READPAST, ROWLOCK, READCOMMITTEDLOCK) "
@@ -60,15 +60,15 @@ class Holder:
         for statement in self._words.begin:
             self._session.execute(statement)
 
-    def hold_free(self, table: str, most: int) -> int:
+    def hold_free(self, table: str, limit: int) -> int:
         """Lock at most so many of the rows that are free; returns how many."""
-        return len(self._session.execute(self._words.free.format(table=table), (most,)).fetchall())
+        return len(self._session.execute(self._words.free.format(table=table), (limit,)).fetchall())
 
     def hold_all(self, table: str) -> int:
-        """Lock all rows of a table that nobody else has; returns how many."""
+        """Lock all rows of a table that are not locked; returns how many."""
         return len(self._session.execute(self._words.all.format(table=table)).fetchall())
 
-    def let_go(self, *, committed: bool) -> None:
+    def release(self, *, committed: bool) -> None:
         """Commit, or go back to the savepoint, which lets the rows go and leaves the transaction open."""
         self._session.execute(self._words.commit if committed else self._words.back)
 

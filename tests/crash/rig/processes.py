@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 def environment(url: str, name: str, starts: Path, **settings: object) -> dict[str, str]:
     """The environment of a process of the run: its database, its name there, overrides of QUEUEAPP in lower case."""
-    # Nobody here has two databases: the second one of the tests would be a database of the project.
+    # No project here has two databases: the second one of the tests would be a database of the project.
     inherited = {key: value for key, value in os.environ.items() if key != "QUEUEAPP_TEST_SQLSERVER_URL"}
     return inherited | {
         "DATABASE_URL": url,

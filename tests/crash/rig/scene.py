@@ -100,9 +100,9 @@ class Scene:
     def as_default(self) -> Iterator[None]:
         """Let Django's default connection in this process be this database, in every thread."""
         before, settings = connections["default"], connections.settings["default"]
-        mine = {**settings, **database_entry(self.server.url(self.name))}
-        mine["TEST"] = settings["TEST"]
-        connections.settings["default"] = mine
+        first = {**settings, **database_entry(self.server.url(self.name))}
+        first["TEST"] = settings["TEST"]
+        connections.settings["default"] = first
         del connections["default"]
         try:
             yield
@@ -132,7 +132,7 @@ class Scene:
         return rows
 
     def look(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """The same for a question, which waits for nobody's locks and is answered by one moment of all tables."""
+        """The same for a question, which waits for no locks and is answered by one moment of all tables."""
         rows: list[tuple[Any, ...]] = self.server.look(sql, *parameters, database=self.name)
         return rows
 

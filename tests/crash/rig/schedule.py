@@ -23,7 +23,7 @@ FAULTS = {
     "deploy": 4,  # SIGTERM of a tree: an orderly restart
     "stall": 6,  # the proxy lets nothing pass for some seconds
     "cut": 7,  # the proxy resets its connections
-    "killer": 4,  # a message whose handler kills its process each time
+    "poison_pill": 4,  # a message whose handler kills its process each time
     "savepoint": 8,  # another session holds rows of a queue in a savepoint for some seconds
 }
 KILLS = ("child", "supervisor", "tree", "dispatcher", "celery", "producer", "backend", "server")
@@ -32,17 +32,17 @@ SHORTEST_GAP, LONGEST_GAP = 1.5, 5.5
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: seconds after the start, what, whom (0 to 1), and two numbers it may use (0 to 1)."""
+    """One fault: seconds after the start, its kind, its victim (0 to 1), and two numbers it may use (0 to 1)."""
 
     at: float
     kind: str
-    whom: float
+    victim: float
     how: float
     long: float
 
     def pick(self, candidates: list) -> object:
         """The victim among ``candidates``, which must not be empty."""
-        return candidates[int(self.whom * len(candidates))]
+        return candidates[int(self.victim * len(candidates))]
 
 
 def schedule(seed: int, seconds: float, kinds: Collection[str] = FAULTS) -> list[Fault]:

@@ -1,6 +1,6 @@
 """A private PostgreSQL: its own data directory, socket and port, from the binaries of the embedded one.
 
-Stopped, killed, restarted and misconfigured at will; nobody else's server or database is touched. It dies with the
+Stopped, killed, restarted and misconfigured at will; no other server or database is touched. It dies with the
 process that started it, where the system can promise that (Linux: ``setpriv --pdeathsig``).
 """
 
@@ -54,7 +54,7 @@ class PrivateServer:
 
     vendor = "postgresql"
     host = "127.0.0.1"
-    #: Strikes that cannot be had here, and why (see ``sqlserver``).
+    #: Faults that are impossible here, and why (see ``sqlserver``).
     left_out: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class PrivateServer:
             return cursor.fetchall() if cursor.description else []
 
     def look(self, sql: str, *parameters: object, database: str) -> list[tuple[Any, ...]]:
-        """The same for a question, which waits for nobody's locks here in any case."""
+        """The same for a question, which waits for no locks here in any case."""
         return self.execute(sql, *parameters, database=database)
 
     @staticmethod
@@ -194,7 +194,7 @@ class PrivateServer:
         self.execute(f"CREATE DATABASE {database} TEMPLATE {TEMPLATE}")
 
     def drop(self, database: str) -> None:
-        """Drop it, whoever is in it."""
+        """Drop it, with all its sessions."""
         with contextlib.suppress(psycopg.Error):
             self.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
 

@@ -38,20 +38,20 @@ WAITING = (
 KILL = "IF EXISTS (SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = {0} AND database_id = DB_ID()) KILL {0}"
 NOW = "SELECT SYSUTCDATETIME()"
 SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL SNAPSHOT"
-#: Row versions are kept, so that the harness sees several tables at one moment and waits for nobody's locks. Who does
+#: Row versions are kept, so that the harness sees several tables at one moment and waits for no locks. Who does
 #: not ask for a snapshot reads as before.
 MAKE = ("CREATE DATABASE [{0}]", "ALTER DATABASE [{0}] SET ALLOW_SNAPSHOT_ISOLATION ON")
 DROP = ("ALTER DATABASE [{0}] SET SINGLE_USER WITH ROLLBACK IMMEDIATE", "DROP DATABASE [{0}]")
 BEGIN, COMMIT = "BEGIN TRANSACTION", "COMMIT TRANSACTION"
-#: A session goes back to the driver's pool, which ends no transaction that was begun in T-SQL, and is somebody else's
-#: next.
+#: A session goes back to the driver's pool, which ends no transaction that was begun in T-SQL, and belongs to another
+#: user next.
 LEAVE = "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 #: What can only be done to a server of one's own, and why it is left out here.
-DESELECTED = {"server": "a SQL Server that is there already is nobody's to stop or crash"}
+DESELECTED = {"server": "a SQL Server that is there already must not be stopped or crashed"}
 
 
 class Session:
-    """A session of the harness, in autocommit; what it has in common with psycopg's is what the oracle and the strikes
+    """A session of the harness, in autocommit; what it has in common with psycopg's is what the oracle and the faults
     need.
 
     Any thread may use it, one at a time."""
@@ -107,7 +107,7 @@ class SqlServer:
         self._parts: SplitResult = urlsplit(url)
         self.host: str = self._parts.hostname or "127.0.0.1"
         self.port: int = self._parts.port or 1433
-        #: As it is named there, so that nobody else's is ever dropped.
+        #: As it is named there, so that no other database is ever dropped.
         self._prefix = f"crash_{os.getpid()}_"
 
     def url(self, database: str, *, port: int | None = None, **parameters: object) -> str:
@@ -130,7 +130,7 @@ class SqlServer:
             return session.execute(sql, parameters or None)
 
     def look(self, sql: str, *parameters: object, database: str) -> list[tuple[Any, ...]]:
-        """The same for a question, which is answered by what was committed when it was asked and waits for nobody."""
+        """The same for a question, which is answered by what was committed when it was asked and waits for no lock."""
         with self.connect(database) as session:
             session.execute(SNAPSHOT)
             return session.execute(sql, parameters or None)
@@ -166,11 +166,11 @@ class SqlServer:
             self._administer(MAKE, database)
             migrate(self, database)
         except BaseException:
-            self.drop(database)  # nobody else would
+            self.drop(database)  # nothing else would
             raise
 
     def drop(self, database: str) -> None:
-        """Drop it, whoever is in it."""
+        """Drop it, with all its sessions."""
         with contextlib.suppress(Error):
             self._administer(DROP, database)
 

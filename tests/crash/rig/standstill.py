@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Words(NamedTuple):
-    """How a database is told what to hold, and how it tells what somebody waits in (as LIKE takes it)."""
+    """The statements that hold rows, and those that name what a session waits in (as LIKE takes it)."""
 
-    #: Locks that let others read, but not write; that nobody but their holder has the rows; that nobody has the table.
+    #: Locks that let others read, but not write; exclusive row locks; exclusive table locks.
     from_writing: str
     rows: str
     table: str

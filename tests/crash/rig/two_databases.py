@@ -104,12 +104,12 @@ class TwoDatabases:
     def drained(self, seconds: float = 120.0) -> ledger.Verdict:
         """Wait until nothing waits in either database, then let the oracle judge both."""
         wait_until(lambda: self.here.waiting() + self.there.waiting() == 0, "both databases are empty", seconds)
-        with self.here.server.connect(self.here.name) as one, self.here.server.connect(self.there.name) as two:
-            return ledger.judge(one, two)
+        with self.here.server.connect(self.here.name) as item, self.here.server.connect(self.there.name) as two:
+            return ledger.judge(item, two)
 
     @contextlib.contextmanager
     def removal_held(self) -> Iterator[None]:
-        """Whoever removes a message from the store here stands still before that, in the middle of its transaction, for
+        """A session that removes a message from the store stops before that, in the middle of its transaction, for
         as long as this lasts: what he has committed elsewhere is committed."""
         self.here.execute(
             "CREATE OR REPLACE FUNCTION stand_still() RETURNS trigger LANGUAGE plpgsql AS "

@@ -33,7 +33,7 @@ app.conf.update(
 
 
 class Failed(Exception):
-    """What a task raises when it is told to."""
+    """What a task raises on request."""
 
 
 def _act(task: Any, key: str, label: str, sleep_ms: int, fail: bool, retry: bool) -> None:
@@ -41,7 +41,7 @@ def _act(task: Any, key: str, label: str, sleep_ms: int, fail: bool, retry: bool
     if sleep_ms:
         time.sleep(sleep_ms / 1000)
     if fail:
-        raise Failed("as it was told")
+        raise Failed("on request")
     if retry and not task.request.retries:
         raise task.retry(countdown=0.3)
     ledger.effect("default", key, label, task.request.retries + 1)

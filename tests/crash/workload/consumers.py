@@ -31,11 +31,11 @@ from .rudeness import ELSEWHERE, HASTE, RUDENESSES, Asked
 
 
 class Failed(Exception):
-    """What a handler raises when it is told to."""
+    """What a handler raises on request."""
 
 
 def act(message: Act, context: Context) -> None:
-    """Misbehave as told, then leave the effect."""
+    """Misbehave as the message says, then leave the effect."""
     label, attempt = context.queue._meta.label, context.attempt
     starts.note(message.key, label, attempt)
     if message.die and attempt <= message.deaths:
@@ -64,7 +64,7 @@ def act(message: Act, context: Context) -> None:
 
 
 def misbehave(message: Rude, context: Context) -> None:
-    """Be rude as told, and leave the effect before or after it."""
+    """Be rude as the message says, and leave the effect before or after it."""
     label, attempt = context.queue._meta.label, context.attempt
     starts.note(message.key, label, attempt)
     RUDENESSES[message.rude].act(lambda: ledger.effect(context.alias, message.key, label, attempt), context)
@@ -85,7 +85,7 @@ def _die(message: Act) -> None:
     if how == "exit":
         os._exit(3)
     if how == "SIGSEGV":
-        faulthandler.disable()  # neither the trace nor the core of a crash on purpose helps anybody
+        faulthandler.disable()  # neither the trace nor the core of a crash on purpose is useful
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         ctypes.string_at(0)
     if how == "tree":
@@ -98,8 +98,8 @@ def _die(message: Act) -> None:
 
 
 def _others_of_the_tree() -> list[psutil.Process]:
-    """The supervisor and its other children. None, where it is dead already: the parent is whoever adopts orphans then,
-    and its children are everybody's (seen: a run of faults that killed the shell it was started from)."""
+    """The supervisor and its other children. None, where it is dead already: the parent is the process that adopts
+    orphans then, and its children are everybody's (seen: a run of faults that killed the shell it was started from)."""
     supervisor = psutil.Process(os.getppid())
     try:
         if supervisor.environ().get("CRASH_NAME") != os.environ["CRASH_NAME"]:

@@ -60,9 +60,9 @@ def sent_many(alias: str, keys: Sequence[str], queue: str, how: str) -> None:
         cursor.execute(words.sent_many.replace("{how}", how), [words.list_of(keys), queue])
 
 
-def some_of(vendor: str, table: str, most: int) -> str:
-    """SELECT of so many rows of a table, which no lock of anybody's holds up."""
-    return WORDS[vendor].some.format(table=table, most=most)
+def some_of(vendor: str, table: str, limit: int) -> str:
+    """SELECT of so many rows of a table, which waits for no lock."""
+    return WORDS[vendor].first_rows.format(table=table, most=limit)
 
 
 def sleep(alias: str, seconds: float) -> None:
@@ -105,7 +105,7 @@ def _here_in_tsql() -> str:
     kinds = " ".join(
         f"WHEN {condition} THEN '{kind}'"
         for condition, kind in (
-            (f"JSON_VALUE({body}, '$.die') <> ''", "killer"),
+            (f"JSON_VALUE({body}, '$.die') <> ''", "poison_pill"),
             (f"JSON_VALUE({body}, '$.rude') <> ''", "rude"),
             (f"CAST(JSON_VALUE({body}, '$.fail') AS int) > 0", "failing"),
         )
@@ -128,7 +128,7 @@ _HERE = " UNION ALL ".join(f"SELECT {KEY}, '{label}', 'queue' FROM {table}" for 
     f" UNION ALL SELECT {KEY}, destination, "
     f"CASE WHEN due > {FAR_FUTURE} THEN 'delayed for ever' ELSE 'delayed' END FROM queueapp_delayedmessage"
     " UNION ALL SELECT COALESCE(body->>'key', body->0->>0), queue, 'poison: ' || CASE WHEN body->>'die' <> '' THEN "
-    "'killer' "
+    "'poison_pill' "
     "WHEN body->>'rude' <> '' THEN 'rude' WHEN (body->>'fail')::int > 0 THEN 'failing' ELSE 'bystander' END "
     "FROM (SELECT queue, convert_from(body, 'UTF8')::json AS body FROM queueapp_poisonmessage) p"
 )
@@ -144,7 +144,7 @@ class Words(NamedTuple):
     sent_many: str
     list_of: Callable[[Sequence[str]], Any]
     #: So many rows of a table.
-    some: str
+    first_rows: str
     far_future: str
     #: Said where the oracle looks, for one snapshot of all tables: before its transaction, and first in it.
     before: str
@@ -161,7 +161,7 @@ WORDS = {
         sent="INSERT INTO crash_sent (key, queue, how) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
         sent_many="INSERT INTO crash_sent (key, queue, how) SELECT unnest(%s::text[]), %s, '{how}'",
         list_of=list,
-        some="SELECT 1 FROM {table} LIMIT {most}",
+        first_rows="SELECT 1 FROM {table} LIMIT {most}",
         far_future=FAR_FUTURE,
         before="",
         begin="SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
@@ -185,7 +185,7 @@ WORDS = {
         list_of=json.dumps,
         # What an open transaction has changed is passed by, whether or not the database keeps row versions for every
         # reader.
-        some="SELECT TOP ({most}) 1 AS n FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)",
+        first_rows="SELECT TOP ({most}) 1 AS n FROM {table} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)",
         far_future="DATEADD(year, 1, SYSUTCDATETIME())",
         # A transaction that has begun otherwise cannot become one.
         before="SET TRANSACTION ISOLATION LEVEL SNAPSHOT",
@@ -215,13 +215,13 @@ class Verdict:
     poisoned: int = 0
     #: Messages that kill, that are rude, that fail, of AT_MOST_ONCE queues, and bystanders that did nothing wrong.
     poisoned_by_kind: dict[str, int] = field(default_factory=dict)
-    #: Poison that no message has earned by itself: a fault must have struck it in an attempt.
+    #: Poison that no message has earned by itself: a fault must have interrupted an attempt.
     poison_to_explain: list[str] = field(default_factory=list)
     #: What became of the rude ones, by name: how many are poison, handled, waiting, gone.
     rude: dict[str, dict[str, int]] = field(default_factory=dict)
     #: Rude ones that came to another end than they had to.
     rude_wrong: list[str] = field(default_factory=list)
-    #: Rude AT_MOST_ONCE messages with an effect that are not poison: a fault must have struck between the two.
+    #: Rude AT_MOST_ONCE messages with an effect that are not poison: a fault must have come between the two.
     rude_to_explain: list[str] = field(default_factory=list)
     #: Still in a queue, or in the delayed store.
     waiting: int = 0
@@ -312,7 +312,7 @@ def judge(*databases: Any) -> Verdict:
             kind = at[0].removeprefix("poison: ")
             # An AT_MOST_ONCE message is poison after its first failure, whatever it was.
             poisoned["at_most_once" if semantics == "at_most_once" and kind != "rude" else kind] += 1
-            if kind != "killer" and fate is Fate.HANDLED:
+            if kind != "poison_pill" and fate is Fate.HANDLED:
                 verdict.poison_to_explain.append(key)
         elif at:
             verdict.waiting += 1

@@ -29,7 +29,7 @@ BACKLOG = 3000
 
 
 def main(kind: str, seed: int) -> None:
-    """Produce until told to stop."""
+    """Produce until a stop request."""
     import django
 
     django.setup()
@@ -84,7 +84,7 @@ def bulk(chance: random.Random, key: str) -> None:
     keys = [f"{key}-{number}" for number in range(chance.randint(20, 300))]
     with transaction.atomic():
         ledger.sent_many("default", keys, queue._meta.label, "bulk")
-        queue.send_many(message(chance, one) for one in keys)
+        queue.send_many(message(chance, key) for key in keys)
 
 
 def delayed(chance: random.Random, key: str) -> None:
@@ -108,23 +108,23 @@ def rude(chance: random.Random, key: str) -> float:
 
     from . import ledger, messages, rudeness
 
-    one = rudeness.RUDENESSES[chance.choice(os.environ["CRASH_RUDE"].split(","))]
-    # Nobody but a leased message has something to extend.
-    queue = Leased if one.act is rudeness.extend_in_atomic else pick(chance)
-    kind = messages.HastyRude if one.hasty else messages.Rude
+    item = rudeness.RUDENESSES[chance.choice(os.environ["CRASH_RUDE"].split(","))]
+    # Only a leased message has something to extend.
+    queue = Leased if item.act is rudeness.extend_in_atomic else pick(chance)
+    kind = messages.HastyRude if item.hasty else messages.Rude
     with transaction.atomic():
-        ledger.sent("default", key, queue._meta.label, f"rude: {one.name}")
-        if one.foreign or one.headers:
-            body = msgspec.json.encode(kind(key, one.name))
+        ledger.sent("default", key, queue._meta.label, f"rude: {item.name}")
+        if item.foreign or item.headers:
+            body = msgspec.json.encode(kind(key, item.name))
             name = f"{kind.__module__}.{kind.__qualname__}"
-            rudeness.insert_foreign("default", queue._meta.db_table, new_id(), one, name, body)
+            rudeness.insert_foreign("default", queue._meta.db_table, new_id(), item, name, body)
         else:
-            queue.send(kind(key, one.name))
-        for number in range(one.count_beside):
+            queue.send(kind(key, item.name))
+        for number in range(item.count_beside):
             beside = f"{key}-beside-{number}"
             ledger.sent("default", beside, queue._meta.label, "beside")
-            queue.send(messages.Act(beside, **one.beside))
-    return one.rest_seconds
+            queue.send(messages.Act(beside, **item.beside))
+    return item.rest_seconds
 
 
 def celery(chance: random.Random, key: str) -> None:
@@ -137,18 +137,18 @@ def celery(chance: random.Random, key: str) -> None:
         ((celeryapp.late, ledger.LATE), (celeryapp.late_kept, ledger.LATE), (celeryapp.early, ledger.EARLY)), (3, 1, 3)
     )[0]
     draw = chance.random()
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     if draw < 0.15:
-        told = {"sleep_ms": chance.randint(5, 300)}
+        reported = {"sleep_ms": chance.randint(5, 300)}
     elif draw < 0.17:
-        told = {"fail": True}
+        reported = {"fail": True}
     elif draw < 0.2:
-        told = {"retry": True}
+        reported = {"retry": True}
     later = {"countdown": 3 * chance.random()} if chance.random() < 0.1 else {}
     try:
         with transaction.atomic():
             ledger.sent("default", key, label, "celery")
-            task.apply_async([key], told, **later)
+            task.apply_async([key], reported, **later)
             if chance.random() < 0.02:
                 raise _OnPurpose
     except _OnPurpose:

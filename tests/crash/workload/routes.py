@@ -1,6 +1,6 @@
 """A router for two databases: one queue lies in the warehouse, everything else in the default one.
 
-With `CRASH_NO_ARRIVALS` the warehouse is somebody else's, who lets nobody make tables there.
+With `CRASH_NO_ARRIVALS` the warehouse belongs to another team, which allows no new tables there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What rude handlers leave behind: swallowed errors, connections in another state than they were handed out,
-transactions left open, things that nobody can write down.
+transactions left open, things that cannot be recorded.
 
 Each rudeness is a function of ``leave``, which writes the effect of the message, and the context; its name, with
 dashes, is what a ``Rude`` message carries. Beside it stands what has to become of such a message, in a transaction
 (TRANSACTIONAL) and in autocommit (the other two semantics): *poison* after its attempts, or *handled* where by contract
-nobody is hurt. Whatever it is, no other message may feel it.
+no other message is affected. Whatever it is, no other message may feel it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Rudeness:
     act: Callable[[Leave, Context], None]
     #: In a transaction, and in autocommit.
     transactional: Fate
-    others: Fate
+    other_queues: Fate
     #: In a transaction on SQL Server, where that is something else.
     transactional_on_sqlserver: Fate | None = None
     #: Why there is none on SQL Server.
@@ -75,9 +75,9 @@ class Rudeness:
     def fate(self, semantics: str, vendor: str) -> Fate:
         """What has to become of it on a queue of these semantics."""
         if semantics != "transactional":
-            return self.others
-        other = self.transactional_on_sqlserver if vendor == "microsoft" else None
-        return other or self.transactional
+            return self.other_queues
+        second = self.transactional_on_sqlserver if vendor == "microsoft" else None
+        return second or self.transactional
 
 
 RUDENESSES: dict[str, Rudeness] = {}
@@ -114,10 +114,10 @@ def _say(name: str, alias: str) -> None:
         cursor.execute(SAID[name][connection.vendor])
 
 
-def _rude(transactional: Fate, others: Fate, **options: Any) -> Callable[[Callable[[Leave, Context], None]], Any]:
+def _rude(transactional: Fate, rest: Fate, **options: Any) -> Callable[[Callable[[Leave, Context], None]], Any]:
     def register(act: Callable[[Leave, Context], None]) -> Callable[[Leave, Context], None]:
         name = act.__name__.replace("_", "-")
-        RUDENESSES[name] = Rudeness(name, act, transactional, others, **options)
+        RUDENESSES[name] = Rudeness(name, act, transactional, rest, **options)
         return act
 
     return register
@@ -167,7 +167,7 @@ def set_rollback(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.POISON, Fate.EITHER)
 def close(leave: Leave, context: Context) -> None:
-    """It is the worker's connection. Only where it was not open yet, behind another rude one, nobody notices or
+    """It is the worker's connection. Only where it was not open yet, behind another rude one, no worker notices or
     minds."""
     leave()
     connections[context.alias].close()
@@ -196,7 +196,7 @@ def open_atomic(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.HANDLED, Fate.HANDLED)
 def open_savepoint(leave: Leave, context: Context) -> None:
-    """A savepoint that nobody releases ends with its transaction; in autocommit Django makes none."""
+    """A savepoint that is never released ends with its transaction; in autocommit Django makes none."""
     transaction.savepoint(using=context.alias)
     leave()
 
@@ -219,8 +219,8 @@ def elsewhere_dies(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.EITHER, Fate.EITHER, hasty=True)
 def time_limit(leave: Leave, context: Context) -> None:
-    """The time limit strikes somewhere in Atomic, now in one line and now in another. Now and then library code
-    swallows it, and then nobody knows."""
+    """The time limit interrupts a line of Atomic, now in one line and now in another. Now and then library code
+    swallows it, and then no worker knows."""
     leave()
     until = monotonic() + 3
     while monotonic() < until:
@@ -230,7 +230,7 @@ def time_limit(leave: Leave, context: Context) -> None:
 
 @_rude(Fate.HANDLED, Fate.HANDLED)
 def session_settings(leave: Leave, context: Context) -> None:
-    """What it sets for good on the worker's session would fail whoever has it next."""
+    """What it sets for good on the worker's session would fail the next user of the session."""
     leave()
     _say("session-settings", context.alias)
 
@@ -258,7 +258,7 @@ def threads(leave: Leave, context: Context) -> None:
         threading.Thread(target=sleep, args=(5.0,), daemon=False).start()
 
 
-# -- what nobody can write down ------------------------------------------------------------------------------------
+# -- what cannot be recorded -----------------------------------------------------------------------------------------
 
 
 @_rude(Fate.POISON, Fate.POISON)

@@ -19,7 +19,7 @@ from typing import Any
 from ..rig.waiting import wait_until
 
 
-def main(label: str, count: int, meeting: Path, others: list[str]) -> int:
+def main(label: str, count: int, meeting: Path, rest: list[str]) -> int:
     """Send; returns how many sends failed."""
     import django
 
@@ -77,7 +77,7 @@ def main(label: str, count: int, meeting: Path, others: list[str]) -> int:
     with transaction.atomic():
         send(f"{label} first")
         (meeting / label).touch()
-        wait_until(lambda: all((meeting / other).exists() for other in others), "the other senders are there")
+        wait_until(lambda: all((meeting / second).exists() for second in rest), "the other senders are there")
     failed = 0
     for number in range(count):
         try:

@@ -38,16 +38,16 @@ def test_root_runs_the_server_as_an_account_of_its_own(data: Path, start: Callab
 def test_a_home_whose_account_was_lost_before_there_was_a_database_is_given_to_one_that_exists(
     data: Path, start: Callable[..., User]
 ) -> None:
-    nobody_s = 4_000_000_001
+    ids_of_nobody = 4_000_000_001
     (data / "postgres").mkdir(mode=0o700)
     (data / "postgres" / "server.log").write_text("initdb: could not look up effective user ID\n")
     for path in (data / "postgres", data / "postgres" / "server.log"):
-        os.chown(path, nobody_s, nobody_s)
+        os.chown(path, ids_of_nobody, ids_of_nobody)
 
     start().url()
 
     pwd.getpwuid(psutil.Process(postmaster_of(data)).uids().effective)
-    assert (data / "postgres" / "server.log").stat().st_uid != nobody_s
+    assert (data / "postgres" / "server.log").stat().st_uid != ids_of_nobody
 
 
 @as_root
@@ -122,7 +122,7 @@ def test_root_serves_a_folder_of_an_ordinary_user_as_that_user(
 
 
 @as_root
-def test_ordinary_user_is_told_that_the_database_belongs_to_another_account(
+def test_error_for_an_ordinary_user_names_the_account_that_owns_the_database(
     data: Path, start: Callable[..., User], ordinary: dict[str, Any]
 ) -> None:
     start().url()

@@ -42,10 +42,10 @@ def command(*arguments: str, environment: dict[str, str], folder: Path) -> Itera
 def worker_processes() -> list[int]:
     """Process ids of the workers that are alive by what they say in the database."""
     # Celery's process is none of them.
-    others = [*NO_QUEUES, BrokerQueue._meta.label]
+    rest = [*NO_QUEUES, BrokerQueue._meta.label]
     return [
         process
-        for process in Subscriber.objects.exclude(queue__in=others).values_list("process", flat=True).distinct()
+        for process in Subscriber.objects.exclude(queue__in=rest).values_list("process", flat=True).distinct()
         if runs(process)
     ]
 

@@ -43,7 +43,7 @@ def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def held_up() -> Iterator[None]:
-    """One message is nobody's meanwhile, so the demo cannot come to its end, however slow this process is."""
+    """One message is not receivable meanwhile, so the demo cannot come to its end, however slow this process is."""
     with transaction.atomic():
         eventually(lambda: FlightDelays.objects.select_for_update(skip_locked=True).first(), PATIENCE)
         yield
@@ -72,15 +72,17 @@ def test_demo_starts_clean_ends_by_itself_and_its_check_holds(
     DelayFigure.objects.create(carrier="UA", origin="EWR", hour=5, late=999)
     Rebooking.objects.create(flight="old", minutes=200)
     PoisonMessage.objects.create(message_id=FlightDelays.send(flight()), queue="flights.FlightDelays", reason="old")
-    other = PoisonMessage.objects.create(message_id=Transactional.send({}), queue="testapp.Transactional", reason="x")
+    second_poison_message = PoisonMessage.objects.create(
+        message_id=Transactional.send({}), queue="testapp.Transactional", reason="x"
+    )
     with command("demo", "--json", "--limit", str(ROWS), environment=child_environment, folder=tmp_path) as demo:
         answer = answer_of(demo)
     assert_holds(answer)
     assert answer["handling"]["supervisor_restarts"] == 0
     assert worker_processes() == []
     assert (FlightDelays.objects.count(), Rebookings.objects.count(), DelayedMessage.objects.count()) == (0, 0, 0)
-    assert (Transactional.objects.count(), PoisonMessage.objects.filter(pk=other.pk).count()) == (1, 1)
-    assert PoisonMessage.objects.exclude(pk=other.pk).count() == answer["poisoned"]
+    assert (Transactional.objects.count(), PoisonMessage.objects.filter(pk=second_poison_message.pk).count()) == (1, 1)
+    assert PoisonMessage.objects.exclude(pk=second_poison_message.pk).count() == answer["poisoned"]
 
 
 @pytest.mark.parametrize("victim", ["worker", "supervisor"])
@@ -151,7 +153,7 @@ def test_check_fails_for_one_flight_too_many_too_few_or_in_the_wrong_figure() ->
     assert [c.name for c in results(expected, published=3).checks() if not c.holds] == ["messages left over"]
 
 
-def test_failed_check_is_said_in_the_report() -> None:
+def test_failed_check_is_in_the_report() -> None:
     expected = source.Expected(read=10, late=1, figures={("UA", "EWR", 5): source.Figure(1, 0, 30)})
     text = results(expected, published=1).as_text()
     assert "WRONG  figures that differ from the file's: 1, expected 0" in text

@@ -1,4 +1,4 @@
-"""The demo's housekeeping: what is old goes, and a worker of Celery's does it."""
+"""The demo's maintenance: what is old goes, and a worker of Celery's does it."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def test_a_worker_of_celery_does_it(child_environment: dict[str, str], tmp_path:
 
 def test_the_clock_knows_the_task() -> None:
     app.loader.import_default_modules()
-    assert {one["task"] for one in app.conf.beat_schedule.values()} <= {*app.tasks}
+    assert {item["task"] for item in app.conf.beat_schedule.values()} <= {*app.tasks}
     assert maintenance.trim.name == trim.name

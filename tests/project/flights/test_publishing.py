@@ -43,7 +43,7 @@ def test_spark_publishes_the_same_messages_as_plain_python(transactional_db: Non
     assert SparkCommit.objects.get(publish_id="x").rows == 79_029
 
 
-def test_without_java_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_job, "find_java", lambda: None)
     with pytest.raises(spark_job.JavaMissing, match="Java 17"):
         spark_job.publish_flights()

@@ -83,7 +83,7 @@ def test_killed_site_takes_its_processes_with_it(port: int, child_environment: d
         eventually(lambda: not answers(port), PATIENCE)
 
 
-def test_busy_port_is_an_error_that_says_what_to_do(port: int, settings: Any) -> None:
+def test_busy_port_is_an_error_that_states_what_to_do(port: int, settings: Any) -> None:
     settings.DEBUG = True
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))

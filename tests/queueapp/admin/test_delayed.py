@@ -33,7 +33,7 @@ def listed(client: Client, query: str = "") -> list[int]:
     return [row.pk for row in response.context["cl"].result_list]
 
 
-def test_list_is_in_due_order_and_says_when_and_where_to(operator: Client, numbers: list[int]) -> None:
+def test_list_is_in_due_order_and_states_when_and_where_to(operator: Client, numbers: list[int]) -> None:
     assert listed(operator) == numbers[::-1]
     text = operator.get(url(DelayedMessage)).content.decode()
     for expected in ("in 59 min ", "shop.Remind", "testapp.Urgent", "due 5 min ", "gone.Queue", "no such queue"):
@@ -108,7 +108,7 @@ def test_operations_are_offered_by_permission(
     assert not LogEntry.objects.exists()
 
 
-def test_nobody_adds_or_edits_one(operator: Client, numbers: list[int]) -> None:
+def test_no_user_can_add_or_edit_a_delayed_message(operator: Client, numbers: list[int]) -> None:
     assert operator.get(url(DelayedMessage, "add")).status_code == 403
     assert operator.post(url(DelayedMessage, "change", numbers[0]), {"destination": "x"}).status_code == 403
 
@@ -124,7 +124,7 @@ def other_store(settings: Any) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("other_store")
-def test_a_list_that_is_not_all_of_them_says_who_keeps_the_others(operator: Client) -> None:
+def test_a_list_that_is_not_all_of_them_names_who_keeps_the_others(operator: Client) -> None:
     Leased.send({}, delay=timedelta(hours=1))
 
     response = operator.get(url(DelayedMessage))
@@ -133,11 +133,11 @@ def test_a_list_that_is_not_all_of_them_says_who_keeps_the_others(operator: Clie
     (note,) = notes(response)
     assert "in the store tests.queueapp.delayed.stores.WholeStore, not in this list" in note
     overview = operator.get(url(QueueControl)).context["lines"]
-    (line,) = [one["row"] for one in overview if one["row"].label == "testapp.Leased"]
+    (line,) = [item["row"] for item in overview if item["row"].label == "testapp.Leased"]
     assert line.delayed == "1", "the overview asks the store"
 
 
-def test_a_list_of_all_says_nothing(operator: Client) -> None:
+def test_a_list_of_all_has_no_note(operator: Client) -> None:
     Leased.send({}, delay=timedelta(hours=1))
     assert notes(operator.get(url(DelayedMessage))) == []
 

@@ -29,7 +29,7 @@ def edit(client: Client, number: int, **data: Any) -> HttpResponse:
     return client.post(address, sent, follow=True)
 
 
-def test_the_edited_message_is_sent_and_the_original_says_so(operator: Client) -> None:
+def test_the_edited_message_is_sent_and_the_original_reports_it(operator: Client) -> None:
     (number,) = poison()
 
     response = edit(operator, number, body='{"gate":"B12"}')
@@ -98,7 +98,7 @@ def test_a_body_that_no_form_gives_back_is_not_offered_and_goes_as_it_is(operato
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "text"),
     [
         ({"headers": "{"}, "This is not a JSON object of strings"),
         ({"headers": '{"a": 1}'}, "This is not a JSON object of strings"),
@@ -107,17 +107,17 @@ def test_a_body_that_no_form_gives_back_is_not_offered_and_goes_as_it_is(operato
         ({"body": ""}, "The edited body is empty"),
     ],
 )
-def test_what_is_refused_is_shown_again_with_the_reason(operator: Client, fields: dict[str, str], told: str) -> None:
+def test_what_is_refused_is_shown_again_with_the_reason(operator: Client, fields: dict[str, str], text: str) -> None:
     (number,) = poison()
 
     response = edit(operator, number, **fields)
 
-    assert told in response.content.decode()
+    assert text in response.content.decode()
     assert not Leased.objects.exists()
     assert PoisonMessage.objects.get().status == "unresolved"
 
 
-def test_a_queue_that_is_no_more_is_said(operator: Client) -> None:
+def test_a_queue_that_is_no_more_is_reported(operator: Client) -> None:
     (number,) = poison(queue="gone.Queue")
 
     assert "gone.Queue" in edit(operator, number).content.decode()
@@ -125,7 +125,7 @@ def test_a_queue_that_is_no_more_is_said(operator: Client) -> None:
     assert PoisonMessage.objects.get().status == "unresolved"
 
 
-def test_one_that_somebody_else_dealt_with_is_said(operator: Client) -> None:
+def test_a_message_that_another_operator_changed_is_reported(operator: Client) -> None:
     (number,) = poison()
     address = url(PoisonMessage, "edit", number)
     PoisonMessage.objects.update(status="archived")
@@ -166,7 +166,7 @@ def test_the_list_shows_edited_ones_when_asked(operator: Client) -> None:
         assert [row.pk for row in response.context["cl"].result_list] == expected
 
 
-def test_headers_that_are_too_large_for_a_form_are_said(operator: Client) -> None:
+def test_headers_that_are_too_large_for_a_form_are_reported(operator: Client) -> None:
     (number,) = poison(headers=json.dumps({"a": "x" * LONGEST}))
 
     for ask in (operator.get, lambda address, **_: operator.post(address, {"headers": "{}"}, follow=True)):
@@ -177,7 +177,7 @@ def test_headers_that_are_too_large_for_a_form_are_said(operator: Client) -> Non
 
 
 @pytest.mark.parametrize(("body", "said"), [("a\u202eb", True), ("plain\n\tž", False)])
-def test_characters_that_nobody_sees_in_a_form_are_said(operator: Client, body: str, said: bool) -> None:
+def test_characters_that_a_form_does_not_show_are_reported(operator: Client, body: str, said: bool) -> None:
     (number,) = poison(body=body.encode())
 
     page = operator.get(url(PoisonMessage, "edit", number)).content.decode()

@@ -1,4 +1,4 @@
-"""Compressed and encrypted bodies in the admin: who sees them as they were sent, and that nobody sees a key."""
+"""Compressed and encrypted bodies in the admin: who sees them as they were sent, and that no page shows a key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def page_of(client: Client, row: Any) -> str:
     return client.get(url(type(row), "change", row.pk)).content.decode()
 
 
-def test_a_compressed_body_is_shown_as_it_was_sent_to_whoever_may_see_it(staff: Callable[..., Client]) -> None:
+def test_a_compressed_body_is_shown_as_it_was_sent_to_users_with_the_permission(staff: Callable[..., Client]) -> None:
     Smaller.send({"gate": "B" + "1" * 300})
     text = page_of(staff("testapp.view_smaller"), Smaller.objects.get())
     assert "1" * 300 in text
@@ -40,7 +40,7 @@ def test_a_compressed_body_is_shown_as_it_was_sent_to_whoever_may_see_it(staff: 
 
 
 def test_an_encrypted_body_is_shown_with_the_permission_and_never_its_key(staff: Callable[..., Client]) -> None:
-    SecretExpiring.send({"gate": "B77"}, headers={"encrypt-for": "zoe-who-is-nobody"})
+    SecretExpiring.send({"gate": "B77"}, headers={"encrypt-for": "zoe-without-a-key"})
     row = SecretExpiring.objects.get()
 
     text = page_of(staff("testapp.view_secretexpiring"), row)
@@ -50,15 +50,15 @@ def test_an_encrypted_body_is_shown_with_the_permission_and_never_its_key(staff:
     text = page_of(staff("testapp.view_secretexpiring", "queueapp.decrypt_body"), row)
     assert "B77" in text
     assert "Decrypted for this page" in text
-    assert "zoe-who-is-nobody" not in text
+    assert "zoe-without-a-key" not in text
     assert KEY.decode() not in text
 
-    erase_subject("zoe-who-is-nobody")
+    erase_subject("zoe-without-a-key")
     text = page_of(staff("testapp.view_secretexpiring", "queueapp.decrypt_body"), row)
     assert "it cannot be read (erased: the key of its subject was destroyed)" in text
 
 
-def test_a_body_that_says_it_is_encrypted_and_is_not_does_not_break_the_page(operator: Client) -> None:
+def test_a_body_that_states_it_is_encrypted_and_is_not_does_not_break_the_page(operator: Client) -> None:
     for content_type in ("application/json+aes256gcm", "application/json+zlib+zstd+aes256gcm", "x+zlib", "+zlib"):
         (number,) = poison(
             headers=json.dumps({"content-type": content_type, "encryption-key": "only"}), body=b"<b>no</b>"
@@ -67,7 +67,7 @@ def test_a_body_that_says_it_is_encrypted_and_is_not_does_not_break_the_page(ope
         assert "&lt;b&gt;no&lt;/b&gt;" in text
 
 
-def test_an_encrypted_poison_message_is_edited_by_whoever_may_decrypt_it(staff: Callable[..., Client]) -> None:
+def test_an_encrypted_poison_message_is_edited_by_users_who_may_decrypt_it(staff: Callable[..., Client]) -> None:
     Secret.send({"gate": "B77"}, recipient="board", unknown_recipient=True)
     row = Secret.objects.get()
     Secret.objects.all().delete()

@@ -1,5 +1,5 @@
-"""Erasing a subject: by whoever may, after two questions, on every database, and without a word of whose it was
-afterwards."""
+"""Erasing a subject: by users with the permission, after two questions, on every database, and without a word of whose
+it was afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def send(subject: str) -> None:
 
 
 def readable() -> list[Any]:
-    """What somebody who receives gets of each message: its body, or that it is erased."""
+    """What a receiver gets of each message: its body, or that it is erased."""
     found: list[Any] = []
     with transaction.atomic():
         with SecretExpiring.receive(max_backlog=10) as batch:
@@ -54,7 +54,7 @@ def readable() -> list[Any]:
 
 
 def test_a_subject_is_erased_after_two_questions(staff: Callable[..., Client]) -> None:
-    send("zoe <b>nobody</b>")
+    send("zoe <b>unknown</b>")
     send("ada")
     client = staff("queueapp.erase_subject")
     page = url(SubjectKey)
@@ -62,11 +62,11 @@ def test_a_subject_is_erased_after_two_questions(staff: Callable[..., Client]) -
     assert "Look for its keys" in first.content.decode()
     assert "zoe" not in first.content.decode(), "there is no list of whose keys there are"
 
-    second = client.post(page, {"subject": "zoe <b>nobody</b>", "confirmed": "yes"})
+    second = client.post(page, {"subject": "zoe <b>unknown</b>", "confirmed": "yes"})
     text = second.content.decode()
     assert "Destroy its keys" in text
-    assert "zoe &lt;b&gt;nobody&lt;/b&gt;" in text
-    assert "<b>nobody" not in text
+    assert "zoe &lt;b&gt;unknown&lt;/b&gt;" in text
+    assert "<b>unknown" not in text
     assert readable() == ["B77", "B77"], "nothing is done before the second answer"
 
     hidden = dict(second.context["hidden"])
@@ -82,7 +82,7 @@ def test_a_subject_is_erased_after_two_questions(staff: Callable[..., Client]) -
     assert client.get(url(SubjectKey) + "?q=zoe").status_code == 200
 
 
-def test_a_subject_without_a_key_is_told_and_nothing_is_done(staff: Callable[..., Client]) -> None:
+def test_a_subject_without_a_key_is_reported_and_nothing_is_done(staff: Callable[..., Client]) -> None:
     send("ada")
     client = staff("queueapp.erase_subject")
 

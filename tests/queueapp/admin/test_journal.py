@@ -19,7 +19,7 @@ HOSTILE = "journaled.<script>alert(1)</script>"
 
 @pytest.fixture
 def entries(db: None, settings: Any) -> list[int]:
-    """One that a queue took, one for a queue that is fed, and one for nobody, with a hostile name."""
+    """One that a queue took, one for a queue that is fed, and one without a queue, with a hostile name."""
     settings.QUEUEAPP = {"JOURNAL": {"^journaled": None}}
     publish("journaled.orders", {"n": 1}, headers={"type": "shop.Order"}, correlation_id="c-1")
     publish("journaled.deep", {"n": 2})
@@ -33,7 +33,7 @@ def listed(client: Client, query: str = "") -> list[int]:
     return [row.pk for row in response.context["cl"].result_list]
 
 
-def test_list_has_the_newest_first_and_says_who_took_it(operator: Client, entries: list[int]) -> None:
+def test_list_has_the_newest_first_and_names_who_took_it(operator: Client, entries: list[int]) -> None:
     assert listed(operator) == entries[::-1]
     text = operator.get(url(JournalEntry)).content.decode()
     for expected in (
@@ -83,15 +83,15 @@ def test_entry_cannot_be_added_changed_or_deleted(operator: Client, entries: lis
     assert JournalEntry.objects.count() == 3
 
 
-def test_body_is_shown_to_whoever_may_view_its_queues(staff: Callable[..., Client], entries: list[int]) -> None:
-    one, all_queues = (
-        staff("queueapp.view_journalentry", *some) for some in ([], ["testapp.view_recovered", "testapp.view_wide"])
+def test_body_is_shown_to_users_who_may_view_its_queues(staff: Callable[..., Client], entries: list[int]) -> None:
+    item, all_queues = (
+        staff("queueapp.view_journalentry", *part) for part in ([], ["testapp.view_recovered", "testapp.view_wide"])
     )
     taken = url(JournalEntry, "change", entries[0])
-    assert "Only users who may view the messages of" in one.get(taken).content.decode()
-    assert one.get(url(JournalEntry, "body", entries[0])).status_code == 403
+    assert "Only users who may view the messages of" in item.get(taken).content.decode()
+    assert item.get(url(JournalEntry, "body", entries[0])).status_code == 403
     assert "&quot;n&quot;: 1" in all_queues.get(taken).content.decode()
-    assert one.get(url(JournalEntry, "body", entries[2])).status_code == 200, "it was for no queue"
+    assert item.get(url(JournalEntry, "body", entries[2])).status_code == 200, "it was for no queue"
 
 
 def test_journal_is_not_shown_without_the_permission(staff: Callable[..., Client], entries: list[int]) -> None:

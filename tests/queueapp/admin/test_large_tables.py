@@ -89,8 +89,8 @@ def assert_bounded(client: Client, address: str) -> Any:
             assert "COUNT(" not in sql or "LIMIT" in sql, (address, sql)
     # Two for each queue, of what the tables of all queues hold for it; five for all queues of Celery together.
     # There are savepoints only in a test's transaction.
-    most = 31 + 2 * len(list(registry.queues))
-    assert len([query for query in captured if "SAVEPOINT" not in query["sql"]]) <= most
+    limit = 31 + 2 * len(list(registry.queues))
+    assert len([query for query in captured if "SAVEPOINT" not in query["sql"]]) <= limit
     return response
 
 
@@ -158,9 +158,9 @@ def test_overview_of_large_tables(operator: Client) -> None:
 
 def test_pages_of_many_delayed_messages(operator: Client) -> None:
     fill(DelayedMessage)
-    some = DelayedMessage.objects.order_by("number")[ROWS // 2]
+    message = DelayedMessage.objects.order_by("number")[ROWS // 2]
     for query in ("", "?p=5", "?o=-1", "?destination=testapp.Short", "?when=overdue", "?when=week&p=3",
-                  f"?q={some.message_id}", "?q=ffff", f"?q={some.pk}"):  # fmt: skip
+                  f"?q={message.message_id}", "?q=ffff", f"?q={message.pk}"):  # fmt: skip
         assert_bounded(operator, url(DelayedMessage) + query)
     cl = operator.get(url(DelayedMessage) + "?destination=testapp.Short").context["cl"]
     assert_bounded(operator, url(DelayedMessage) + cl.further)
@@ -168,8 +168,8 @@ def test_pages_of_many_delayed_messages(operator: Client) -> None:
 
 def test_pages_of_many_poison_messages(operator: Client) -> None:
     fill(PoisonMessage)
-    some = PoisonMessage.objects.order_by("number")[ROWS // 2]
+    message = PoisonMessage.objects.order_by("number")[ROWS // 2]
     for query in ("", "?p=5", "?o=1", "?status=all", "?status=archived", "?queue=testapp.Leased", "?group=a",
-                  "?exception=ValueError", "?exception=KeyError", f"?q={some.message_id}", "?q=ffff", "?status=all&p=4",
-                  "?queue=testapp.Short", "?group=b"):  # fmt: skip
+                  "?exception=ValueError", "?exception=KeyError", f"?q={message.message_id}", "?q=ffff",
+                  "?status=all&p=4", "?queue=testapp.Short", "?group=b"):  # fmt: skip
         assert_bounded(operator, url(PoisonMessage) + query)

@@ -34,22 +34,22 @@ def seqs(db: None) -> list[int]:
     return found
 
 
-def left(queue: Any = Leased) -> list[int]:
+def remaining(queue: Any = Leased) -> list[int]:
     return list(queue.objects.order_by("pk").values_list("pk", flat=True))
 
 
 @pytest.mark.parametrize("operation", ["delete_selected", "move_to_poison", "release_lease"])
 def test_an_operation_asks_for_its_permission_when_it_is_carried_out(seqs: list[int], operation: str) -> None:
-    """Django offers its action to nobody without the permission; a page of a project's own may."""
+    """Django offers its action to no user without the permission; a page of a project's own may."""
     page = admin.site._registry[Leased]
-    (action,) = (each for each in page.actions if each.__name__ == operation)
+    (action,) = (action for action in page.actions if action.__name__ == operation)
     request = RequestFactory().post("/", {"action": operation, "_selected_action": seqs, "confirmed": "yes"})
     request.user = get_user_model().objects.create_user("visitor", is_staff=True)
 
     with pytest.raises(PermissionDenied):
         action(page, request, Leased.objects.all())
 
-    assert left() == seqs
+    assert remaining() == seqs
 
 
 # -- the confirm page ----------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_asking_changes_nothing_and_shows_how_many_and_which(
     text = response.content.decode()
     assert question in text
     assert all(str(message.id) in text for message in Leased.objects.all())
-    assert left() == seqs
+    assert remaining() == seqs
     assert not PoisonMessage.objects.exists()
     assert Leased.objects.filter(lease_token__isnull=False).count() == 1
     assert not LogEntry.objects.exists()
@@ -84,7 +84,7 @@ def test_confirm_page_can_be_answered_as_it_is_rendered(operator: Client, seqs: 
     for name, value in fields:
         data.setdefault(name, []).append(value)
     operator.post(form[1], data)
-    assert left() == seqs[2:]
+    assert remaining() == seqs[2:]
 
 
 def test_every_post_needs_a_csrf_token(operator: Client, seqs: list[int]) -> None:
@@ -92,14 +92,14 @@ def test_every_post_needs_a_csrf_token(operator: Client, seqs: list[int]) -> Non
     strict.force_login(get_user_model().objects.get())
     data = {"action": "delete_selected", "_selected_action": seqs, "confirmed": "yes"}
     assert strict.post(url(Leased), data).status_code == 403
-    assert left() == seqs
+    assert remaining() == seqs
 
 
 def test_get_never_changes_anything(operator: Client, seqs: list[int]) -> None:
     query = f"?action=delete_selected&_selected_action={seqs[0]}&confirmed=yes"
     operator.get(url(Leased) + query)
     operator.get(url(Leased, "delete", seqs[0]) + "?confirmed=yes")
-    assert left() == seqs
+    assert remaining() == seqs
 
 
 def test_delete_page_of_one_message_asks_and_leads_through_the_operation(operator: Client, seqs: list[int]) -> None:
@@ -107,16 +107,16 @@ def test_delete_page_of_one_message_asks_and_leads_through_the_operation(operato
     assert asked.context["post_to"] == url(Leased)
     assert ("_selected_action", seqs[0]) in asked.context["hidden"]
     operator.post(url(Leased, "delete", seqs[0]), {"post": "yes"})
-    assert left() == seqs
+    assert remaining() == seqs
 
 
 # -- what they do --------------------------------------------------------------------------------------------------
 
 
-def test_delete_leaves_the_leased_one_and_says_so(operator: Client, seqs: list[int]) -> None:
+def test_delete_leaves_the_leased_one_and_reports_it(operator: Client, seqs: list[int]) -> None:
     response = operate(operator, Leased, "delete_selected", *seqs)
     assert notes(response) == ["3 messages deleted. 1 message skipped: leased, locked by a receiver, or gone."]
-    assert left() == seqs[3:]
+    assert remaining() == seqs[3:]
 
 
 def test_release_lease_frees_the_leased_one(operator: Client, seqs: list[int]) -> None:
@@ -139,7 +139,7 @@ def test_stop_its_handler_asks_the_live_workers_of_the_queue(operator: Client, s
 
 def test_move_to_poison_names_who_did_it(operator: Client, seqs: list[int]) -> None:
     assert notes(operate(operator, Leased, "move_to_poison", *seqs[:2])) == ["2 messages moved to poison."]
-    assert left() == seqs[2:]
+    assert remaining() == seqs[2:]
     assert set(PoisonMessage.objects.values_list("queue", "reason")) == {
         ("testapp.Leased", "moved to poison by operator")
     }
@@ -147,47 +147,47 @@ def test_move_to_poison_names_who_did_it(operator: Client, seqs: list[int]) -> N
 
 def test_select_all_takes_what_matched_when_it_was_asked_and_nothing_newer(operator: Client) -> None:
     Transactional.send_many({"n": n} for n in range(5))
-    address, data = url(Transactional), {"action": "delete_selected", "_selected_action": left(Transactional)[:1]}
+    address, data = url(Transactional), {"action": "delete_selected", "_selected_action": remaining(Transactional)[:1]}
     asked = operator.post(address, {**data, "select_across": "1"})
     assert "5 messages?" in asked.content.decode()
     Transactional.send({"n": "new"})
     hidden = dict(asked.context["hidden"])
     response = operator.post(address, {**hidden, "confirmed": "yes"}, follow=True)
     assert notes(response) == ["5 messages deleted."]
-    assert len(left(Transactional)) == 1
+    assert len(remaining(Transactional)) == 1
 
 
 def test_select_all_keeps_to_the_filter(operator: Client, seqs: list[int]) -> None:
     response = operate(operator, Leased, "release_lease", seqs[3], query="?state=leased", select_across="1")
     assert notes(response) == ["1 message released."]
     operate(operator, Leased, "delete_selected", seqs[0], query="?delivered=yes", select_across="1")
-    assert left() == seqs[:3]
+    assert remaining() == seqs[:3]
 
 
 def test_many_messages_are_done_in_batches(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "BATCH", 7)
     Transactional.send_many({"n": n} for n in range(150))
-    first = left(Transactional)[0]
+    first = remaining(Transactional)[0]
     response = operate(operator, Transactional, "delete_selected", first, select_across="1")
     assert notes(response) == ["150 messages deleted."]
-    assert left(Transactional) == []
+    assert remaining(Transactional) == []
 
 
-def test_an_operation_stops_when_its_time_is_over_and_says_so(
+def test_an_operation_stops_when_its_time_is_over_and_reports_it(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "BATCH", 7)
     monkeypatch.setattr(operations, "TIME", timedelta(0))
     Transactional.send_many({"n": n} for n in range(20))
-    response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
+    response = operate(operator, Transactional, "delete_selected", remaining(Transactional)[0], select_across="1")
     assert notes(response) == [
         "7 messages deleted. Stopped after 0 seconds; there are more messages: repeat the operation for the rest."
     ]
-    assert len(left(Transactional)) == 13
+    assert len(remaining(Transactional)) == 13
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_operation_that_the_database_stops_is_logged_and_told_as_far_as_it_went(
+def test_an_operation_that_the_database_stops_is_logged_and_reported_as_far_as_it_went(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really, calls = control.delete, []
@@ -201,11 +201,11 @@ def test_an_operation_that_the_database_stops_is_logged_and_told_as_far_as_it_we
     monkeypatch.setattr(operations, "BATCH", 7)
     monkeypatch.setattr(control, "delete", fail_the_second_time)
     Transactional.send_many({"n": n} for n in range(20))
-    response = operate(operator, Transactional, "delete_selected", left(Transactional)[0], select_across="1")
+    response = operate(operator, Transactional, "delete_selected", remaining(Transactional)[0], select_across="1")
     assert notes(response) == [
         "7 messages deleted. Stopped by the database (OperationalError): repeat the operation for the rest."
     ]
-    assert len(left(Transactional)) == 13
+    assert len(remaining(Transactional)) == 13
     assert LogEntry.objects.get().object_repr == "7 messages"
 
 
@@ -220,7 +220,7 @@ def test_within_the_transaction_of_a_request_the_database_stops_all_of_it(
     monkeypatch.setattr(control, "delete", fail)
     Transactional.send({})
     with pytest.raises(OperationalError):
-        operate(operator, Transactional, "delete_selected", *left(Transactional))
+        operate(operator, Transactional, "delete_selected", *remaining(Transactional))
 
 
 # -- who may -------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_forged_operation_without_permission_changes_nothing(
     data = {"action": operation, "_selected_action": seqs, "confirmed": "yes"}
     viewer.post(url(Leased), data, follow=True)
     staff().post(url(Leased), data)
-    assert left() == seqs
+    assert remaining() == seqs
     assert Leased.objects.filter(lease_token__isnull=False).count() == 1
     assert not LogEntry.objects.exists()
     assert not QueueControl.objects.exists()
@@ -286,7 +286,7 @@ def test_a_few_messages_are_logged_one_by_one(operator: Client, seqs: list[int])
 
 def test_many_messages_are_one_log_entry_with_filter_and_count(operator: Client) -> None:
     Leased.send_many({"n": n} for n in range(130))
-    operate(operator, Leased, "delete_selected", left()[0], query="?state=ready", select_across="1")
+    operate(operator, Leased, "delete_selected", remaining()[0], query="?state=ready", select_across="1")
     entry = LogEntry.objects.get()
     assert entry.object_repr == "130 messages"
     assert entry.change_message == "Delete: 130 messages of all that matched state=ready"
@@ -298,7 +298,7 @@ def test_a_log_entry_is_as_long_as_it_may_be_whatever_the_address_was(operator: 
     assert len(LogEntry.objects.get().change_message) == 4000
 
 
-def test_when_some_are_left_alone_the_log_says_how_many_were_done(operator: Client, seqs: list[int]) -> None:
+def test_when_some_are_left_alone_the_log_states_how_many_were_done(operator: Client, seqs: list[int]) -> None:
     operate(operator, Leased, "delete_selected", *seqs)
     entry = LogEntry.objects.get()
     assert entry.change_message == f"Delete: 3 messages of {', '.join(map(str, seqs))}"

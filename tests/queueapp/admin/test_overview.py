@@ -78,7 +78,7 @@ def test_figures_of_a_busy_queue(operator: Client) -> None:
 
 
 @pytest.mark.parametrize(("rows", "waiting"), [(5, "3+"), (4_870_000, "about 4.9 million")])
-def test_counts_stop_and_say_so(operator: Client, monkeypatch: pytest.MonkeyPatch, rows: int, waiting: str) -> None:
+def test_counts_stop_and_report_it(operator: Client, monkeypatch: pytest.MonkeyPatch, rows: int, waiting: str) -> None:
     monkeypatch.setattr(statistics, "LIMIT", 3)
     monkeypatch.setattr(statistics._Database, "_estimate", lambda *_: rows if rows > 5 else 0)
     Leased.send_many({"n": n} for n in range(5))
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_a_dash_and_never_zero(operator: Client) -> None:
     assert "incomplete" in operator.get(url(QueueControl)).content.decode()
 
 
-def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Client) -> None:
+def test_breakers_of_the_dispatcher_and_of_maintenance_are_shown(operator: Client) -> None:
     trouble = [
         {"name": f"{name} in default", "state": "open", "error": "deadlock detected"}
         for name in ("Dispatching", "Maintenance")
@@ -140,7 +140,7 @@ def test_breakers_of_the_dispatcher_and_of_who_keeps_house_are_said(operator: Cl
     assert "open breakers" in shown[0]["state"]
 
 
-def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_line(operator: Client) -> None:
+def test_unroutable_messages_are_below_their_queue_and_those_of_unknown_queues_have_a_row(operator: Client) -> None:
     Subscriber.objects.create(
         queue=LABEL, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1),
         consumers=json.dumps([["c", "known"]]), unknown_types=json.dumps([""]),
@@ -151,10 +151,10 @@ def test_what_nobody_takes_is_below_its_queue_and_what_is_kept_for_none_has_a_li
         DelayedMessage.objects.create(
             message_id=uuid.uuid4(), destination="away.Queue", due=Now() + timedelta(hours=hours)
         )
-    lines = {one["row"].label: one for one in operator.get(url(QueueControl)).context["lines"]}
+    lines = {item["row"].label: item for item in operator.get(url(QueueControl)).context["lines"]}
 
-    (told,) = map(str, lines[LABEL]["notes"])
-    assert "1 message without a type, no consumer in a live worker; the oldest is " in told
+    (reported,) = map(str, lines[LABEL]["notes"])
+    assert "1 message without a type, no consumer in a live worker; the oldest is " in reported
     assert (lines["gone.Queue"]["row"].poison, lines["gone.Queue"]["row"].waiting) == ("1", UNKNOWN)
     assert lines["away.Queue"]["row"].delayed == "2", "the one that is not due yet as well"
     for name in ("gone.Queue", "away.Queue"):
@@ -210,15 +210,15 @@ def test_purge_asks_first_and_then_empties_the_queue(operator: Client) -> None:
 
 def test_only_a_purge_that_is_complete_is_a_success(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def level() -> int:
-        (told,) = do(operator, "purge").context["messages"]
-        return int(told.level)
+        (reported,) = do(operator, "purge").context["messages"]
+        return int(reported.level)
 
     assert level() == messages.SUCCESS
     monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
     assert level() == messages.WARNING
 
 
-def test_the_answer_to_a_purge_is_marked_as_dangerous_and_says_what_it_does(operator: Client) -> None:
+def test_the_answer_to_a_purge_is_marked_as_dangerous_and_states_what_it_does(operator: Client) -> None:
     Leased.send_many([{}, {}])
     for verb, mark, answer in (
         ("purge", "queueapp-danger", "Purge testapp.Leased"),
@@ -229,7 +229,7 @@ def test_the_answer_to_a_purge_is_marked_as_dangerous_and_says_what_it_does(oper
         assert f'<input type="submit" class="{mark}" value="{answer}">' in asked
 
 
-def test_purge_that_runs_out_of_time_says_so(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_that_runs_out_of_time_reports_it(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
     response = operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"}, follow=True)
     assert "there are more: purge again for the rest" in notes(response)[0]

@@ -48,7 +48,7 @@ def listed(client: Client, query: str = "") -> list[int]:
 # -- list and page -------------------------------------------------------------------------------------------------
 
 
-def test_list_is_newest_first_and_says_what_failed_where(operator: Client) -> None:
+def test_list_is_newest_first_and_states_what_failed_where(operator: Client) -> None:
     numbers = poison(3)
     assert listed(operator) == numbers[::-1]
     text = operator.get(url(PoisonMessage)).content.decode()
@@ -146,13 +146,13 @@ def test_requeue_asks_for_the_counts_and_refuses_nonsense(operator: Client) -> N
 def test_requeue_of_a_whole_group_through_the_filter(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "BATCH", 50)
     poison(130)
-    others = poison(2, group_key="b" * 32)
+    rest = poison(2, group_key="b" * 32)
     response = operate(
-        operator, PoisonMessage, "requeue", others[0], query="?group=" + "a" * 32, select_across="1", counts="reset"
+        operator, PoisonMessage, "requeue", rest[0], query="?group=" + "a" * 32, select_across="1", counts="reset"
     )
     assert notes(response) == ["130 messages requeued."]
     assert Leased.objects.count() == 130
-    assert listed(operator) == others[::-1]
+    assert listed(operator) == rest[::-1]
     entry = LogEntry.objects.get()
     assert "130 messages of all that matched group=aaaa" in entry.change_message
     assert "counts: reset" in entry.change_message
@@ -160,9 +160,9 @@ def test_requeue_of_a_whole_group_through_the_filter(operator: Client, monkeypat
 
 def test_requeue_of_a_whole_queue_through_the_filter(operator: Client) -> None:
     poison(3, queue="testapp.Urgent")
-    others = poison()
+    rest = poison()
     operate(
-        operator, PoisonMessage, "requeue", others[0], query="?queue=testapp.Urgent", select_across="1", counts="reset"
+        operator, PoisonMessage, "requeue", rest[0], query="?queue=testapp.Urgent", select_across="1", counts="reset"
     )
     assert (Urgent.objects.count(), Leased.objects.count()) == (3, 0)
 

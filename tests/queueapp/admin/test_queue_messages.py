@@ -103,7 +103,7 @@ def test_columns_for_recipient_and_priority_are_there_when_the_queue_uses_them(o
     assert 'for <bdi class="queueapp-untrusted" title="gate-&lt;b&gt;">' in page(operator, url(AddressedUrgent))
 
 
-def test_state_says_who_holds_a_lease_in_words(operator: Client, four_states: dict[str, int]) -> None:
+def test_state_names_who_holds_a_lease_in_words(operator: Client, four_states: dict[str, int]) -> None:
     text = page(operator, url(Leased))
     assert text.count("worker-1:4711") == 2
     for state in four_states:
@@ -185,7 +185,7 @@ def test_search_finds_a_seq_a_whole_id_and_its_beginning(operator: Client) -> No
     assert listed(operator, Leased, "?q=0198c0df") == []
 
 
-def test_search_for_nonsense_finds_nothing_and_says_why(operator: Client) -> None:
+def test_search_for_nonsense_finds_nothing_and_gives_the_reason(operator: Client) -> None:
     Leased.send({})
     for term in ("'; DROP TABLE x", "xyz", "ab", "1" * 400, "%25", "\u202e"):
         response = operator.get(url(Leased), {"q": term})
@@ -282,11 +282,11 @@ def test_a_users_own_page_for_a_queue_wins(monkeypatch: pytest.MonkeyPatch) -> N
     class OwnPage(QueueAdmin):
         list_per_page = 3
 
-    own = OwnPage(Leased, admin.site)
+    own_page = OwnPage(Leased, admin.site)
     # Its entries, not the registry: ``admin.site`` is lazy, and undoing a ``setattr`` would take the attribute from the
     # site.
-    monkeypatch.setitem(admin.site._registry, Leased, own)
+    monkeypatch.setitem(admin.site._registry, Leased, own_page)
     monkeypatch.delitem(admin.site._registry, Urgent)
     site.register()
-    assert admin.site._registry[Leased] is own
+    assert admin.site._registry[Leased] is own_page
     assert type(admin.site._registry[Urgent]) is QueueAdmin

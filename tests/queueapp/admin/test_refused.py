@@ -1,4 +1,4 @@
-"""What nobody types by accident: NULs and numbers that are none, in every parameter of every page. Refused, never a
+"""Hostile input: NULs and numbers that are none, in every parameter of every page. Refused, never a
 crash."""
 
 import uuid
@@ -55,7 +55,7 @@ def test_selected_messages(operator: Client, rows: None, model: Any, key: str) -
 
 
 @pytest.mark.parametrize("model", LISTS)
-def test_a_list_that_did_not_do_what_its_address_says_tells_so(operator: Client, rows: None, model: Any) -> None:
+def test_a_list_that_did_not_do_what_its_address_states_reports_it(operator: Client, rows: None, model: Any) -> None:
     """Everything is shown then, and "select all" is everything."""
     for query in ({"database": "nope"}, {"alive": "a\0b"}, {"state": "\0"}, {"number__lte": "\0"}, {"p": "9" * 30}):
         response = operator.get(url(model), query)
@@ -67,7 +67,7 @@ def test_a_list_that_did_not_do_what_its_address_says_tells_so(operator: Client,
 
 
 @pytest.mark.parametrize("model", LISTS[:4])
-def test_a_nul_in_the_search_box_is_told(operator: Client, rows: None, model: Any) -> None:
+def test_a_nul_in_the_search_box_is_reported(operator: Client, rows: None, model: Any) -> None:
     for text in ("\0", "1\0", "a\0b"):
         response = operator.get(url(model), {"q": text})
         assert response.status_code == 200

@@ -22,7 +22,7 @@ def in_oslo(settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("reported", "shown"),
     [
         ("2026-07-20T10:11:12.345678+00:00", ">2026-07-20 12:11:12</time>"),
         ("2026-07-20T10:11:12", ">2026-07-20 12:11:12</time>"),
@@ -34,11 +34,11 @@ def in_oslo(settings: Any) -> None:
         (7, ">7</bdi>"),
     ],
 )
-def test_the_time_of_a_failed_attempt(operator: Client, told: Any, shown: str) -> None:
-    assert shown in display.moment_of_text(told)
-    (number,) = poison(failures=json.dumps([{"at": told, "attempt": 1, "exception": "E", "verdict": "RetryNow"}]))
+def test_the_time_of_a_failed_attempt(operator: Client, reported: Any, shown: str) -> None:
+    assert shown in display.moment_of_text(reported)
+    (number,) = poison(failures=json.dumps([{"at": reported, "attempt": 1, "exception": "E", "verdict": "RetryNow"}]))
     page = operator.get(url(PoisonMessage, "change", number)).content.decode()
-    assert f'data-label="At">{display.moment_of_text(told)}</td>' in page
+    assert f'data-label="At">{display.moment_of_text(reported)}</td>' in page
     assert 'data-label="Then">retried at once</td>' in page
 
 
@@ -48,13 +48,13 @@ def test_a_span_that_was_set_is_not_rounded() -> None:
     assert display.in_full(timedelta(0)) == "0 s"
 
 
-def test_an_age_says_when_that_was(operator: Client) -> None:
+def test_an_age_shows_its_time(operator: Client) -> None:
     (number,) = poison()
     PoisonMessage.objects.filter(pk=number).update(failed_at="2026-07-20T10:11:12Z")
     assert ">2026-07-20 12:11:12</time>" in operator.get(url(PoisonMessage)).content.decode()
 
 
-def test_what_is_due_says_when(operator: Client) -> None:
+def test_a_due_time_is_shown(operator: Client) -> None:
     DelayedMessage.objects.create(message_id="0" * 32, destination="testapp.Leased", due="2030-07-20T10:11:12Z")
     assert ">2030-07-20 12:11:12</time>" in operator.get(url(DelayedMessage)).content.decode()
 

@@ -24,7 +24,7 @@ from queueapp import delayed
 from queueapp.failures import poison_operations
 from queueapp.models import DelayedMessage, PoisonMessage, QueueControl
 from queueapp.operations import control
-from tests.queueapp.failures.test_requeueing import somebody_else
+from tests.queueapp.failures.test_requeueing import other_session
 from tests.testapp.models import Capped, Leased, Urgent
 
 from .conftest import url
@@ -57,8 +57,8 @@ def notes(response: HttpResponse) -> list[str]:
     """What its page tells the operator. From the page itself: what a test client remembers of templates is of both
     browsers."""
     return [
-        unescape(one)
-        for one in re.findall(r'<li class="(?:info|success|warning|error)">(.*?)</li>', response.content.decode())
+        unescape(item)
+        for item in re.findall(r'<li class="(?:info|success|warning|error)">(.*?)</li>', response.content.decode())
     ]
 
 
@@ -89,11 +89,11 @@ def at_once(*acts: Any) -> list[Any]:
 
 
 def changed(response: HttpResponse) -> tuple[int, int]:
-    """(done, left alone) of one operation, as its operator was told."""
+    """(done, left alone) of one operation, as the page reports it."""
     assert response.status_code == 200
-    (told,) = notes(response)
-    found = re.fullmatch(r"(\d) messages? \w+(?: \w+)?\.(?: (\d) messages? skipped: .+\.)?", told)
-    assert found, told
+    (note,) = notes(response)
+    found = re.fullmatch(r"(\d) messages? \w+(?: \w+)?\.(?: (\d) messages? skipped: .+\.)?", note)
+    assert found, note
     return int(found[1]), int(found[2] or 0)
 
 
@@ -101,7 +101,7 @@ def changed(response: HttpResponse) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("second", ["requeue", "delete_selected", "archive"])
-def test_of_two_who_act_on_a_poison_message_one_does_and_the_other_is_told(
+def test_of_two_operators_on_a_poison_message_the_second_gets_a_message(
     both: tuple[Client, Client], second: str
 ) -> None:
     for number in buried(3):
@@ -110,17 +110,17 @@ def test_of_two_who_act_on_a_poison_message_one_does_and_the_other_is_told(
             lambda key=number: press(both[1], PoisonMessage, second, key),
         )
         assert sorted(map(changed, answers)) == [(0, 1), (1, 0)]
-    left = PoisonMessage.objects.count()
+    remaining = PoisonMessage.objects.count()
     ids = list(Leased.objects.values_list("id", flat=True))
     assert len(set(ids)) == len(ids)
-    deleted = 0 if second != "delete_selected" else 3 - left - len(ids)
-    assert len(ids) + left + deleted == 3
-    assert left == 0 or second == "archive"
+    deleted = 0 if second != "delete_selected" else 3 - remaining - len(ids)
+    assert len(ids) + remaining + deleted == 3
+    assert remaining == 0 or second == "archive"
 
 
 def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, Client]) -> None:
     (number,) = buried()
-    with somebody_else(lambda: poison_operations.requeue(poison_operations.find([number]))):
+    with other_session(lambda: poison_operations.requeue(poison_operations.find([number]))):
         answer = press(both[0], PoisonMessage, "requeue", number)
     assert notes(answer) == [
         "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not "
@@ -129,8 +129,8 @@ def test_what_a_colleague_is_just_requeueing_is_left_to_him(both: tuple[Client, 
     assert Leased.objects.count() == 1
 
 
-def test_who_asks_about_a_message_that_is_gone_by_then_is_told_and_not_asked(both: tuple[Client, Client]) -> None:
-    gone, left = buried(2)
+def test_confirmation_for_a_message_that_is_gone_reports_it_and_does_not_ask(both: tuple[Client, Client]) -> None:
+    gone, remaining = buried(2)
     poison_operations.requeue(poison_operations.find([gone]))
     data = {"action": "requeue", "_selected_action": [gone]}
     answer = both[0].post(url(PoisonMessage), data, follow=True)
@@ -138,9 +138,9 @@ def test_who_asks_about_a_message_that_is_gone_by_then_is_told_and_not_asked(bot
         "0 messages requeued. 1 message skipped: archived, requeued or deleted meanwhile, or their queue does not "
         "exist any more."
     ]
-    asked = both[0].post(url(PoisonMessage), {"action": "requeue", "_selected_action": [gone, left]})
+    asked = both[0].post(url(PoisonMessage), {"action": "requeue", "_selected_action": [gone, remaining]})
     assert "Requeue 1 message?" in asked.content.decode()
-    assert changed(press(both[0], PoisonMessage, "requeue", gone, left)) == (1, 1)
+    assert changed(press(both[0], PoisonMessage, "requeue", gone, remaining)) == (1, 1)
     page = both[1].get(url(PoisonMessage, "change", gone), follow=True)
     assert notes(page) == [f"Message {gone} is gone: it was handled, moved or deleted."]
 
@@ -163,13 +163,13 @@ def test_requeued_here_and_elsewhere_it_goes_to_one_of_the_two(both: tuple[Clien
     assert not PoisonMessage.objects.exists()
 
 
-def test_requeuepoison_says_of_what_another_operator_has_changed_that_it_changed() -> None:
-    theirs, ours = buried(2)
+def test_requeuepoison_states_of_what_another_operator_has_changed_that_it_changed() -> None:
+    second, product = buried(2)
     with (
-        somebody_else(lambda: poison_operations.requeue(poison_operations.find([theirs]), to=Urgent)),
+        other_session(lambda: poison_operations.requeue(poison_operations.find([second]), to=Urgent)),
         pytest.raises(CommandError, match=r"^1 selected message changed meanwhile \(see listpoison\)\.$"),
     ):
-        call_command("requeuepoison", str(theirs), str(ours), stdout=StringIO())
+        call_command("requeuepoison", str(second), str(product), stdout=StringIO())
     assert (Leased.objects.count(), Urgent.objects.count()) == (1, 1)
 
 
@@ -180,11 +180,11 @@ def test_edited_and_requeued_at_once_one_copy_goes(both: tuple[Client, Client]) 
             lambda key=number, data=form: both[0].post(url(PoisonMessage, "edit", key), data, follow=True),
             lambda key=number: press(both[1], PoisonMessage, "requeue", key),
         )
-        (told,) = notes(edited)
+        (note,) = notes(edited)
         if changed(requeued) == (1, 0):
-            assert re.search(f"{number} is (gone|no longer unresolved)", told)
+            assert re.search(f"{number} is (gone|no longer unresolved)", note)
         else:
-            assert told.startswith("The edited message was requeued as")
+            assert note.startswith("The edited message was requeued as")
     assert Leased.objects.count() == 3
 
 
@@ -195,18 +195,18 @@ def test_a_delayed_message_cancelled_twice_or_made_due_meanwhile_goes_one_way(bo
     for second in ("delete_selected", "dispatch_now"):
         Leased.send({}, delay=LATER)
         number = DelayedMessage.objects.get().pk
-        cancelled, other = at_once(
+        cancelled, following = at_once(
             lambda key=number: press(both[0], DelayedMessage, "delete_selected", key),
             lambda key=number, verb=second: press(both[1], DelayedMessage, verb, key),
         )
-        done = sorted(map(changed, (cancelled, other)))
+        done = sorted(map(changed, (cancelled, following)))
         # Made due and cancelled after that is no contradiction.
         assert done == [(0, 1), (1, 0)] or (second == "dispatch_now" and done == [(1, 0), (1, 0)])
         assert not DelayedMessage.objects.exists()
     assert not Leased.objects.exists()
 
 
-def test_cancelled_and_rescheduled_at_once_a_delayed_message_is_gone_and_nobody_fails() -> None:
+def test_cancelled_and_rescheduled_at_once_a_delayed_message_is_gone_without_an_error() -> None:
     for _ in range(3):
         identity = Leased.send({}, delay=LATER, expires_in=LATER)
         cancelled, again, rescheduled = at_once(
@@ -236,16 +236,16 @@ def test_a_waiting_message_that_both_take_away_goes_one_way(both: tuple[Client, 
             lambda key=number: press(both[0], Leased, "move_to_poison", key),
             lambda key=number: press(both[1], Leased, "delete_selected", key),
         )
-        told = [notes(answer)[0] for answer in answers]
-        assert sum(one.startswith("1 message ") for one in told) == 1, told
-        assert sum("1 message skipped" in one for one in told) == 1, told
+        reported = [notes(answer)[0] for answer in answers]
+        assert sum(notification.startswith("1 message ") for notification in reported) == 1, reported
+        assert sum("1 message skipped" in notification for notification in reported) == 1, reported
     assert not Leased.objects.exists()
 
 
 # -- queues ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_both_pause_is_paused_once_and_the_second_is_told() -> None:
+def test_a_queue_that_both_pause_is_paused_once_and_the_second_operator_gets_a_message() -> None:
     assert sorted(at_once(*[lambda: control.pause(Leased)] * 2)) == [False, True]
     assert sorted(at_once(*[lambda: control.resume(Leased)] * 2)) == [False, True]
 
@@ -277,5 +277,5 @@ def test_limits_that_a_colleague_set_while_the_form_was_open_are_not_undone(both
 
     row = QueueControl.objects.get()
     assert (row.max_backlog, str(row.lease_period)) == (3, "0:01:30")
-    told = list(LogEntry.objects.filter(user__username="ada").values_list("change_message", flat=True))
-    assert told == ["lease_period set to 0:01:30."]
+    reported = list(LogEntry.objects.filter(user__username="ada").values_list("change_message", flat=True))
+    assert reported == ["lease_period set to 0:01:30."]

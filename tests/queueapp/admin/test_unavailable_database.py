@@ -1,4 +1,4 @@
-"""A database at which nobody answers: each of its pages, and each operation there, is a note on the overview."""
+"""A database that does not answer: each of its pages, and each operation there, is a note on the overview."""
 
 import uuid
 from collections.abc import Iterator
@@ -32,20 +32,20 @@ class Routes:
 @pytest.fixture(autouse=True)
 def away(db: None, settings: Any) -> Iterator[None]:
     settings.DATABASE_ROUTERS = [Routes()]
-    nobody = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
-    with known_as(AWAY, **nobody):
+    unreachable = {"ENGINE": "django.db.backends.postgresql", "HOST": "127.0.0.1", "PORT": "1", "OPTIONS": {}}
+    with known_as(AWAY, **unreachable):
         connection = connections[AWAY]
 
         def connect() -> None:
             with connection.wrap_database_errors:
                 connection.connect()
 
-        # Django's tests refuse databases that they were not told of before they get as far as to call.
+        # Django's tests refuse undeclared databases before they get as far as to call.
         connection.ensure_connection = connect  # type: ignore[method-assign]
         yield
 
 
-def told(client: Client, response: Any) -> str:
+def messages_of(client: Client, response: Any) -> str:
     assert response.status_code == 302, response
     assert response["Location"] == url(QueueControl)
     (note,) = notes(client.get(url(QueueControl)))
@@ -65,18 +65,20 @@ def told(client: Client, response: Any) -> str:
 )
 def test_pages(operator: Client, page: str) -> None:
     for get in (operator.get, operator.head):
-        assert told(operator, get(page)).endswith(f"the database {AWAY!r} cannot be reached.")
+        assert messages_of(operator, get(page)).endswith(f"the database {AWAY!r} cannot be reached.")
 
 
 @pytest.mark.parametrize("more", [{}, {"confirmed": "yes"}], ids=["asked", "answered"])
 def test_operations(operator: Client, more: dict[str, str]) -> None:
     for address in (url(DelayedMessage) + QUERY, url(PoisonMessage) + QUERY, url(Urgent)):
         data = {"action": "delete_selected", "_selected_action": 7, **more}
-        assert "cannot be reached" in told(operator, operator.post(address, data))
+        assert "cannot be reached" in messages_of(operator, operator.post(address, data))
     for verb in ("pause", "resume", "concurrency", "purge"):
         response = operator.post(url(QueueControl, verb, "testapp.Urgent"), {"tasks": "3", **more})
-        assert told(operator, response) == f"Queue testapp.Urgent: the database {AWAY!r} cannot be reached."
-    assert "cannot be reached" in told(operator, operator.post(url(PoisonMessage, "edit", KEY), {"headers": "{}"}))
+        assert messages_of(operator, response) == f"Queue testapp.Urgent: the database {AWAY!r} cannot be reached."
+    assert "cannot be reached" in messages_of(
+        operator, operator.post(url(PoisonMessage, "edit", KEY), {"headers": "{}"})
+    )
 
 
 def test_a_process_is_not_even_looked_for_to_be_deleted(operator: Client) -> None:

@@ -1,4 +1,4 @@
-"""What is shown of bodies, headers and other texts that a stranger may have written."""
+"""What is shown of bodies, headers and other texts that a foreign writer may have written."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_text_that_is_mostly_control_characters_is_bytes() -> None:
     assert body(b"\x01\x02\x03ab").kind == "bytes"
 
 
-def test_large_bodies_are_cut_and_say_so() -> None:
+def test_large_bodies_are_cut_and_report_it() -> None:
     assert body(b"x" * 5_000_000) == ("text", "x" * untrusted.SHOWN, False)
     kind, text, complete = body(b"\xff" * 5_000_000)
     assert (kind, complete) == ("bytes", False)

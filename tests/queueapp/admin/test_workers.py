@@ -25,7 +25,7 @@ def pair(db: None) -> tuple[Subscriber, Subscriber]:
     return made[0], made[1]
 
 
-def test_list_tells_the_living_from_the_dead(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
+def test_list_distinguishes_live_and_dead_workers(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
     text = operator.get(url(Subscriber)).content.decode()
     for expected in ("alive-1:7", "dead-1:7", ">alive</span>", "dead for 3 min"):
         assert expected in text
@@ -33,19 +33,19 @@ def test_list_tells_the_living_from_the_dead(operator: Client, pair: tuple[Subsc
         assert list(operator.get(url(Subscriber) + f"?alive={choice}").context["cl"].result_list) == shown
 
 
-def test_a_list_of_nobody_says_so(operator: Client, db: None) -> None:
+def test_an_empty_list_of_workers_has_a_text(operator: Client, db: None) -> None:
     assert "No workers." in operator.get(url(Subscriber)).content.decode()
     assert "No workers match." in operator.get(url(Subscriber) + "?alive=yes").content.decode()
 
 
 def test_how_far_handlers_are_is_shown_as_text(operator: Client, pair: tuple[Subscriber, Subscriber]) -> None:
-    one = {"id": str(uuid.uuid4()), "seq": 7, "consumer": "shop.read", "attempt": 1, "seconds": 3.5, "done": 1200}
-    told = [
-        one | {"total": 4800, "note": "<b>reading</b>"},
-        one | {"total": None, "note": ""},
+    item = {"id": str(uuid.uuid4()), "seq": 7, "consumer": "shop.read", "attempt": 1, "seconds": 3.5, "done": 1200}
+    reported = [
+        item | {"total": 4800, "note": "<b>reading</b>"},
+        item | {"total": None, "note": ""},
         {"of": "another version"},
     ]
-    Subscriber.objects.filter(pk=pair[0].pk).update(progress=json.dumps(told))
+    Subscriber.objects.filter(pk=pair[0].pk).update(progress=json.dumps(reported))
     for address in (url(Subscriber), url(Subscriber, "change", pair[0].pk)):
         text = operator.get(address).content.decode()
         assert "read: 1,200 of 4,800 (25%), &lt;b&gt;reading&lt;/b&gt;" in text
@@ -53,7 +53,7 @@ def test_how_far_handlers_are_is_shown_as_text(operator: Client, pair: tuple[Sub
         assert "<b>reading" not in text
 
 
-def test_what_a_worker_tells_is_on_its_page_whatever_version_it_is(
+def test_what_a_worker_reports_is_on_its_page_whatever_version_it_is(
     operator: Client, pair: tuple[Subscriber, Subscriber]
 ) -> None:
     Subscriber.objects.filter(pk=pair[0].pk).update(

@@ -1,4 +1,4 @@
-"""Somebody is told once when something begins and once when it is over, by each channel, whoever evaluates and
+"""Each channel is notified once when an alert fires and once when it is resolved, whichever process evaluates and
 restarts."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Webhook:
     def __init__(self) -> None:
         self.status = 204
         self.hangs = threading.Event()
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,7 +56,7 @@ class Webhook:
                 while outer.hangs.is_set():
                     threading.Event().wait(0.05)
                 if outer.status < 300:
-                    outer.told.append(json.loads(body))
+                    outer.received.append(json.loads(body))
                 self.send_response(outer.status)
                 if outer.status == 302:
                     self.send_header("Location", "http://127.0.0.1:1/")
@@ -78,14 +78,14 @@ class Webhook:
 
 @pytest.fixture
 def webhook() -> Iterator[Webhook]:
-    one = Webhook()
-    yield one
-    one.close()
+    webhook = Webhook()
+    yield webhook
+    webhook.close()
 
 
 @pytest.fixture
-def told() -> Iterator[list[channels.Notification]]:
-    """What the signal has told."""
+def notifications() -> Iterator[list[channels.Notification]]:
+    """Notifications of the signal."""
     heard: list[channels.Notification] = []
 
     def hear(alert: channels.Notification, **_: Any) -> None:
@@ -109,8 +109,8 @@ def poison(group: str, alias: str = "default", queue: str = "testapp.Leased") ->
 
 
 @ON_EACH
-def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
-    settings: Any, alias: str, webhook: Webhook, told: list[channels.Notification]
+def test_a_new_poison_group_is_notified_once_and_once_when_it_is_resolved(
+    settings: Any, alias: str, webhook: Webhook, notifications: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     poison("a", alias)
@@ -118,10 +118,10 @@ def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
     poison("a", alias)
     alerting(alias).evaluate()  # a leader that was restarted
 
-    (notice,) = told
+    (notice,) = notifications
     assert notice.text == "testapp.Leased: new poison in pack: ValueError"
     assert (notice.kind, notice.resolved, notice.database) == ("poison", False, alias)
-    (posted,) = webhook.told
+    (posted,) = webhook.received
     assert posted["text"] == "Alert: testapp.Leased: new poison in pack: ValueError"
     assert (posted["state"], posted["kind"]) == ("firing", "poison")
     (sent,) = mail.outbox
@@ -130,59 +130,67 @@ def test_a_new_poison_group_is_told_once_and_once_when_it_is_over(
 
     poison("b", alias)
     alerting(alias).evaluate()
-    assert len(told) == 2, "another group is another alert"
+    assert len(notifications) == 2, "another group is another alert"
 
     PoisonMessage.objects.using(alias).filter(group_key="a").delete()
     alerting(alias).evaluate()
     alerting(alias).evaluate()
-    assert [(one.name, one.resolved) for one in told] == [("a", False), ("b", False), ("a", True)]
+    assert [(notification.name, notification.resolved) for notification in notifications] == [
+        ("a", False),
+        ("b", False),
+        ("a", True),
+    ]
     assert mail.outbox[-1].subject.endswith("Resolved: testapp.Leased: new poison in pack: ValueError")
-    assert [one["state"] for one in webhook.told] == ["firing", "firing", "resolved"]
+    assert [notification["state"] for notification in webhook.received] == ["firing", "firing", "resolved"]
     assert list(Alert.objects.using(alias).values_list("name", flat=True)) == ["b"]
 
     poison("a", alias)
     alerting(alias).evaluate()
-    assert (told[-1].name, told[-1].resolved) == ("a", False), "it is new again"
+    assert (notifications[-1].name, notifications[-1].resolved) == ("a", False), "it is new again"
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_a_bound_of_age_or_depth_is_told_by_queue(settings: Any, told: list[channels.Notification]) -> None:
+def test_a_limit_of_age_or_depth_is_notified_by_queue(
+    settings: Any, notifications: list[channels.Notification]
+) -> None:
     minute = timedelta(minutes=1)
     settings.QUEUEAPP = {"ALERTS": {"max_age": {"testapp.Leased": minute, "*": 60 * minute}, "max_waiting": 2}}
-    one = alerting()
+    item = alerting()
     Leased.send_many(range(2))
-    one.evaluate()
-    assert told == []
+    item.evaluate()
+    assert notifications == []
 
     Leased.objects.update(enqueued_at=Now() - 10 * minute)
     Leased.send(3)
-    one.evaluate()
-    assert sorted(notice.kind for notice in told) == ["age", "depth"]
-    assert any(notice.text == "testapp.Leased: the oldest message has waited for more than 1m" for notice in told)
-    assert any(notice.text == "testapp.Leased: more than 2 messages wait" for notice in told)
+    item.evaluate()
+    assert sorted(notice.kind for notice in notifications) == ["age", "depth"]
+    assert any(
+        notice.text == "testapp.Leased: the oldest message has waited for more than 1m" for notice in notifications
+    )
+    assert any(notice.text == "testapp.Leased: more than 2 messages wait" for notice in notifications)
 
     Leased.objects.all().delete()
-    one.evaluate()
-    assert sorted(notice.kind for notice in told if notice.resolved) == ["age", "depth"]
+    item.evaluate()
+    assert sorted(notice.kind for notice in notifications if notice.resolved) == ["age", "depth"]
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_a_figure_that_is_not_known_raises_nothing_and_resolves_nothing(
-    settings: Any, told: list[channels.Notification], monkeypatch: pytest.MonkeyPatch
+    settings: Any, notifications: list[channels.Notification], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0}}
     Leased.send(1)
     alerting().evaluate()
-    assert len(told) == 1
+    assert len(notifications) == 1
 
     unknown = [statistics.QueueStats("testapp.Leased", "t", "default", "", error="no privilege")]
     monkeypatch.setattr(statistics, "queue_stats", lambda queues=None: unknown)
     alerting().evaluate()
-    assert len(told) == 1
+    assert len(notifications) == 1
     assert Alert.objects.get().resolved_at is None
 
 
-def worker(alias: str = "default", **others: Any) -> Subscriber:
+def worker(alias: str = "default", **rest: Any) -> Subscriber:
     """A dead subscriber of process 7 on host h, unless the arguments say otherwise."""
     given = {
         "queue": "testapp.Leased",
@@ -191,12 +199,12 @@ def worker(alias: str = "default", **others: Any) -> Subscriber:
         "process_start": "boot-1",
         "supervisor": uuid.uuid4(),
     }
-    return Subscriber.objects.using(alias).create(**given | {"alive_until": Now() - timedelta(seconds=1)} | others)
+    return Subscriber.objects.using(alias).create(**given | {"alive_until": Now() - timedelta(seconds=1)} | rest)
 
 
 @ON_EACH
 def test_a_dead_process_is_one_alert_whatever_queues_it_received_and_over_when_another_lives(
-    settings: Any, alias: str, told: list[channels.Notification]
+    settings: Any, alias: str, notifications: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     worker(alias)
@@ -206,12 +214,14 @@ def test_a_dead_process_is_one_alert_whatever_queues_it_received_and_over_when_a
     store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
 
     assert not Subscriber.objects.using(alias).exists()
-    (notice,) = told
+    (notice,) = notifications
     assert (notice.kind, notice.name) == ("dead_worker", "h:7")
     assert notice.text == "worker h:7 stopped without deregistering; it received testapp.Leased, testapp.Short"
 
     for started_at in (Now() - timedelta(hours=1), Now()):
-        assert [each.resolved for each in told] == [False], "a worker that lived beside it replaces nobody"
+        assert [notification.resolved for notification in notifications] == [False], (
+            "a worker that lived beside it replaces no worker"
+        )
         for queue in ("testapp.Leased", "testapp.Short"):
             row = worker(alias, queue=queue, process=9, alive_until=Now() + timedelta(hours=1))
             Subscriber.objects.using(alias).filter(pk=row.pk).update(started_at=started_at)
@@ -219,23 +229,27 @@ def test_a_dead_process_is_one_alert_whatever_queues_it_received_and_over_when_a
         store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
     store.reconcile(alias, conditions.Evaluation(), {"testapp.Leased", "testapp.Short"})
     store.send_notifications(alias, {"testapp.Leased", "testapp.Short"})
-    assert [each.resolved for each in told] == [False, True]
+    assert [notification.resolved for notification in notifications] == [False, True]
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_each_dead_process_of_a_host_has_an_alert_of_its_own(settings: Any, told: list[channels.Notification]) -> None:
+def test_each_dead_process_of_a_host_has_an_alert_of_its_own(
+    settings: Any, notifications: list[channels.Notification]
+) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     worker()
     worker(process=8)
     worker(process_start="boot-2")
     release_orphaned_leases("default")
     store.send_notifications("default", {"testapp.Leased"})
-    assert sorted(each.name for each in told) == ["h:7", "h:7", "h:8"], "a process id is used again after a reboot"
+    assert sorted(notification.name for notification in notifications) == ["h:7", "h:7", "h:8"], (
+        "a process id is used again after a reboot"
+    )
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_the_text_of_an_open_alert_stays_true_while_the_queue_grows(
-    settings: Any, told: list[channels.Notification]
+    settings: Any, notifications: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 2, "max_age": timedelta(minutes=1), "poison": False}}
     Leased.send_many(range(3))
@@ -262,7 +276,7 @@ def test_the_text_of_an_open_alert_stays_true_while_the_queue_grows(
      ("dead_worker", {"dead_worker": False})],
 )  # fmt: skip
 def test_an_alert_is_resolved_when_its_rule_is_gone(
-    settings: Any, told: list[channels.Notification], kind: str, rules: dict[str, Any]
+    settings: Any, notifications: list[channels.Notification], kind: str, rules: dict[str, Any]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "max_age": timedelta(seconds=1)}}
     Leased.send(1)
@@ -271,21 +285,21 @@ def test_an_alert_is_resolved_when_its_rule_is_gone(
     worker()
     release_orphaned_leases("default")
     alerting().evaluate()
-    assert {each.kind for each in told} == {"depth", "age", "poison", "dead_worker"}
+    assert {notification.kind for notification in notifications} == {"depth", "age", "poison", "dead_worker"}
 
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "max_age": timedelta(seconds=1)} | rules}
     if kind in ("depth", "age"):
         settings.QUEUEAPP["ALERTS"].pop({"depth": "max_waiting", "age": "max_age"}[kind])
         settings.QUEUEAPP = dict(settings.QUEUEAPP)
-    told.clear()
+    notifications.clear()
     alerting().evaluate()
-    assert {each.kind for each in told if each.resolved} == {kind}
+    assert {notification.kind for notification in notifications if notification.resolved} == {kind}
     assert not Alert.objects.filter(kind=kind).exists()
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 def test_alerts_of_a_removed_queue_and_of_a_project_without_rules_are_closed(
-    settings: Any, told: list[channels.Notification]
+    settings: Any, notifications: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
     Alert.objects.create(key="x", kind="depth", queue="testapp.Removed", text="x", pending_channels="")
@@ -302,14 +316,18 @@ def test_alerts_of_a_removed_queue_and_of_a_project_without_rules_are_closed(
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
 @pytest.mark.parametrize("status", [500, 404, 302])
-def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
-    settings: Any, webhook: Webhook, told: list[channels.Notification], status: int, caplog: pytest.LogCaptureFixture
+def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_notified_twice(
+    settings: Any,
+    webhook: Webhook,
+    notifications: list[channels.Notification],
+    status: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     webhook.status = status
     poison("a")
     alerting().evaluate()
-    assert (len(told), len(mail.outbox), webhook.told) == (1, 1, [])
+    assert (len(notifications), len(mail.outbox), webhook.received) == (1, 1, [])
     assert "could not be sent by webhook" in caplog.text
     assert webhook.url not in caplog.text, "an address is often a secret"
     alerting().evaluate()
@@ -319,13 +337,13 @@ def test_a_webhook_that_fails_is_tried_again_and_the_others_are_not_told_twice(
     Alert.objects.update(next_try=Now())
     alerting().evaluate()
     alerting().evaluate()
-    assert (len(told), len(mail.outbox), len(webhook.told)) == (1, 1, 1)
+    assert (len(notifications), len(mail.outbox), len(webhook.received)) == (1, 1, 1)
     assert Alert.objects.get().pending_channels == ""
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_again(
-    settings: Any, webhook: Webhook, told: list[channels.Notification], caplog: pytest.LogCaptureFixture
+def test_an_alert_that_fires_again_while_its_end_could_not_be_delivered_is_notified_again(
+    settings: Any, webhook: Webhook, notifications: list[channels.Notification], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"webhook": webhook.url}}
     poison("a")
@@ -336,18 +354,20 @@ def test_what_begins_again_while_somebody_could_not_be_told_of_its_end_is_told_a
     alerting().evaluate()
     poison("a")
     alerting().evaluate()
-    assert [one.resolved for one in told] == [False, True, False], "who was told of the end is told of the beginning"
+    assert [notification.resolved for notification in notifications] == [False, True, False], (
+        "a receiver that got the end gets the beginning"
+    )
     assert Alert.objects.get().since > since
     assert caplog.text.count("Alert: testapp.Leased: new poison in pack: ValueError.") == 2
 
     webhook.status = 200
     Alert.objects.update(next_try=Now())
     alerting().evaluate()
-    assert [one["state"] for one in webhook.told] == ["firing", "firing"]
+    assert [notification["state"] for notification in webhook.received] == ["firing", "firing"]
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[channels.Notification]) -> None:
+def test_an_alert_of_a_process_that_died_is_resolved(notifications: list[channels.Notification]) -> None:
     Alert.objects.create(
         key="x", kind="depth", queue="testapp.Leased", text="over", resolved_at=Now(), pending_channels=""
     )
@@ -356,7 +376,7 @@ def test_what_a_process_has_told_and_did_not_live_to_end_is_ended(told: list[cha
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notification]) -> None:
+def test_two_leaders_at_once_report_each_alert_once(notifications: list[channels.Notification]) -> None:
     for name in ("a", "b"):
         Alert.objects.create(key=name, kind="depth", queue="testapp.Leased", text=name, pending_channels="signal")
 
@@ -368,12 +388,12 @@ def test_two_leaders_at_once_tell_each_alert_once(told: list[channels.Notificati
         assert store.send_notifications("default", {"testapp.Leased"}) == 1
     finally:
         signals.alerted.disconnect(another)
-    assert sorted(one.text for one in told) == ["a", "b"]
+    assert sorted(notification.text for notification in notifications) == ["a", "b"]
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
-    settings: Any, told: list[channels.Notification]
+def test_an_alert_that_continues_before_its_end_was_notified_is_not_notified(
+    settings: Any, notifications: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10}}
     poison("a")
@@ -383,41 +403,43 @@ def test_what_goes_on_before_anybody_was_told_of_its_end_is_told_to_nobody(
     (condition,) = conditions.evaluate("default", [Leased]).conditions[:1]
     assert not store.open_alert("default", condition)
     alerting().evaluate()
-    assert (len(told), Alert.objects.get().resolved_at) == (1, None)
+    assert (len(notifications), Alert.objects.get().resolved_at) == (1, None)
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_poison_of_a_queue_that_only_others_know_is_neither_told_nor_over_here(
-    settings: Any, told: list[channels.Notification]
+def test_poison_of_a_queue_that_only_others_know_is_neither_reported_nor_over_here(
+    settings: Any, notifications: list[channels.Notification]
 ) -> None:
     """Of another project on the database, or of the newer version in a rolling deploy."""
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     poison("a")
     alerting().evaluate()
-    other = alerting()
-    other._queues = [Short]
-    other.evaluate()
+    second = alerting()
+    second._queues = [Short]
+    second.evaluate()
     poison("b")
-    other.evaluate()
-    assert [(one.queue, one.name, one.resolved) for one in told] == [("testapp.Leased", "a", False)]
+    second.evaluate()
+    assert [(notification.queue, notification.name, notification.resolved) for notification in notifications] == [
+        ("testapp.Leased", "a", False)
+    ]
 
     PoisonMessage.objects.all().delete()
-    other.evaluate()
-    assert len(told) == 1
+    second.evaluate()
+    assert len(notifications) == 1
     alerting().evaluate()
-    assert (told[-1].name, told[-1].resolved) == ("a", True)
+    assert (notifications[-1].name, notifications[-1].resolved) == ("a", True)
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_whose_queue_it_is_tells_it_and_others_only_where_nobody_does(
-    settings: Any, told: list[channels.Notification]
+def test_workers_of_the_queue_notify_and_others_only_where_there_are_none(
+    settings: Any, notifications: list[channels.Notification]
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 10**6}}
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs", pending_channels="signal,mail")
     assert store.send_notifications("default", {"testapp.Leased"}) == 0
     Alert.objects.update(next_try=Now() - store.RETRY_DELAY)
     assert store.send_notifications("default", {"testapp.Leased"}) == 1
-    assert [one.text for one in told] == ["theirs"]
+    assert [notification.text for notification in notifications] == ["theirs"]
     assert Alert.objects.get().pending_channels == "", "these settings have no addresses"
 
 
@@ -458,7 +480,7 @@ def test_a_webhook_that_never_answers_is_given_up_at_last(settings: Any, caplog:
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_a_webhook_that_hangs_keeps_nobody_from_keeping_house(
+def test_a_webhook_that_hangs_does_not_block_maintenance(
     settings: Any, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"webhook": webhook.url, "every": timedelta(seconds=1)}, "HEARTBEAT_INTERVAL": 0.1}
@@ -466,26 +488,26 @@ def test_a_webhook_that_hangs_keeps_nobody_from_keeping_house(
     webhook.hangs.set()
     poison("a")
     house = Maintenance("default", [Leased], Elector("default", "tests", uuid.uuid4()))
-    one = AlertEvaluator("default", [Leased], house)
+    alert_evaluator = AlertEvaluator("default", [Leased], house)
     house.start()
     try:
         eventually(lambda: house.is_leader)
-        one.start()
+        alert_evaluator.start()
         eventually(lambda: Alert.objects.filter(tries=1).exists())
         Subscriber.objects.create(
             queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(1)
         )
         eventually(lambda: not Subscriber.objects.exists())
         assert Alert.objects.filter(kind="poison", pending_channels="webhook").exists(), "it still waits for it"
-        assert webhook.told == []
+        assert webhook.received == []
     finally:
         webhook.hangs.clear()
-        assert one.stop(30)
+        assert alert_evaluator.stop(30)
         assert house.stop(30)
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_it_looks_as_often_as_the_settings_say_also_after_an_error(settings: Any) -> None:
+def test_it_looks_as_often_as_the_settings_state_also_after_an_error(settings: Any) -> None:
     settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=1)}}
     looks: list[float] = []
 
@@ -495,10 +517,10 @@ def test_it_looks_as_often_as_the_settings_say_also_after_an_error(settings: Any
             if len(looks) == 1:
                 raise OperationalError("away")
 
-    one = Looking("default", [Leased], SimpleNamespace(is_leader=True))  # type: ignore[arg-type]
-    one.start()
+    looking = Looking("default", [Leased], SimpleNamespace(is_leader=True))  # type: ignore[arg-type]
+    looking.start()
     eventually(lambda: len(looks) >= 2)
-    assert one.stop(30)
+    assert looking.stop(30)
     assert looks[1] - looks[0] > 0.9
 
 
@@ -520,29 +542,31 @@ def test_each_statement_of_a_look_has_its_own_time_to_be_answered(settings: Any)
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_who_does_not_lead_evaluates_nothing(settings: Any, told: list[channels.Notification]) -> None:
+def test_who_does_not_lead_evaluates_nothing(settings: Any, notifications: list[channels.Notification]) -> None:
     settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=1)}}
     poison("a")
-    one = alerting()
-    one.start()
-    eventually(lambda: one.breaker.report() is None and one.is_alive())
-    assert one.stop(30)
-    assert told == []
+    thread = alerting()
+    thread.start()
+    eventually(lambda: thread.breaker.report() is None and thread.is_alive())
+    assert thread.stop(30)
+    assert notifications == []
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_what_another_project_has_raised_is_not_over_here(settings: Any, told: list[channels.Notification]) -> None:
+def test_what_another_project_has_raised_is_not_over_here(
+    settings: Any, notifications: list[channels.Notification]
+) -> None:
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": 0, "poison": False, "dead_worker": False}}
     Alert.objects.create(key="x", kind="depth", queue="other.Queue", text="theirs")
     Alert.objects.create(key="y", kind="poison", queue="", text="not looked at here")
     poison("a")
     alerting().evaluate()
-    assert told == []
+    assert notifications == []
     assert Alert.objects.filter(resolved_at=None).count() == 2
 
 
 @pytest.mark.django_db(transaction=True, available_apps=["queueapp", "tests.testapp"])
-def test_a_receiver_that_raises_is_logged_and_the_alert_is_told(
+def test_a_signal_receiver_that_raises_is_logged_and_the_alert_is_notified(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"]}}
@@ -561,12 +585,14 @@ def test_a_receiver_that_raises_is_logged_and_the_alert_is_told(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told: list[channels.Notification]) -> None:
+def test_a_test_alert_states_which_way_fails(
+    settings: Any, webhook: Webhook, notifications: list[channels.Notification]
+) -> None:
     settings.QUEUEAPP = {"ALERTS": {"mail": ["ops@example.org"], "webhook": webhook.url}}
     out = StringIO()
     call_command("alerts", "--test", stdout=out)
     assert out.getvalue().splitlines() == ["signal: sent", "mail: sent", "webhook: sent"]
-    assert (told[0].kind, webhook.told[0]["kind"], told[0].resolved) == ("test", "test", False)
+    assert (notifications[0].kind, webhook.received[0]["kind"], notifications[0].resolved) == ("test", "test", False)
 
     webhook.status = 500
     with pytest.raises(CommandError, match="could not be sent by webhook"):
@@ -575,7 +601,7 @@ def test_a_test_alert_says_which_way_fails(settings: Any, webhook: Webhook, told
     out = StringIO()
     with pytest.raises(CommandError, match="could not be sent by webhook"):
         call_command("alerts", "--test", "--json", stdout=out)
-    assert [(one["channel"], one["sent"], one["error"]) for one in json.loads(out.getvalue())] == [
+    assert [(load["channel"], load["sent"], load["error"]) for load in json.loads(out.getvalue())] == [
         ("signal", True, None),
         ("mail", True, None),
         ("webhook", False, "HTTP 500"),
@@ -595,18 +621,18 @@ def test_open_alerts_are_listed(settings: Any) -> None:
     assert out.getvalue().endswith(" deep ⟨U+001B⟩[2J\n")
     out = StringIO()
     call_command("alerts", "--json", stdout=out)
-    assert [one["queue"] for one in json.loads(out.getvalue())] == ["q"]
+    assert [load["queue"] for load in json.loads(out.getvalue())] == ["q"]
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"mail": "ops@example.org"}, {"mail": ["nobody"]}, {"webhook": "ftp://x"}, {"max_age": 60},
+        {"mail": "ops@example.org"}, {"mail": ["not-an-address"]}, {"webhook": "ftp://x"}, {"max_age": 60},
         {"max_age": timedelta(0)}, {"max_waiting": -1},
         {"max_waiting": {"q": True}}, {"poison": 1}, {"every": timedelta(0)}, {"unknown": 1}, {"max_age": {1: timedelta(1)}},  # noqa: E501
     ],
 )  # fmt: skip
-def test_what_is_not_accepted_is_said(settings: Any, given: Any) -> None:
+def test_what_is_not_accepted_is_reported(settings: Any, given: Any) -> None:
     settings.QUEUEAPP = {"ALERTS": given}
     with pytest.raises(InvalidOption, match=r"QUEUEAPP\.ALERTS"):
         _ = conf.ALERTS

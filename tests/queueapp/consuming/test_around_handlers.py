@@ -25,7 +25,7 @@ seen: list[str] = []
 @contextmanager
 def in_tenant(context: Any) -> Iterator[None]:
     if isinstance(context, BatchContext):
-        names = {one.headers["tenant"] for one in context}
+        names = {message.headers["tenant"] for message in context}
         assert len(names) == 1, "a batch of several tenants"
         name = names.pop()
     else:

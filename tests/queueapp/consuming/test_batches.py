@@ -28,14 +28,14 @@ async def anything(messages, context) -> None: ...  # type: ignore[no-untyped-de
 
 
 @pytest.mark.parametrize(("handler", "of"), [(lists, Nop), (sequences, Nop), (anything, Any)])
-def test_a_list_says_what_its_messages_are(handler: Any, of: Any) -> None:
+def test_a_list_states_what_its_messages_are(handler: Any, of: Any) -> None:
     consumer(Leased, name="one", batch=10)(handler)
 
     (found,) = registered.of(Leased)
     assert (found.message_type, found.options["batch"]) == (of, 10)
 
 
-def test_a_class_says_it_with_its_type() -> None:
+def test_a_class_declares_it_with_its_type() -> None:
     class Import(Consumer[list[Ping]]):
         queue = Leased
         batch = 10
@@ -47,17 +47,21 @@ def test_a_class_says_it_with_its_type() -> None:
     assert (found.message_type, found.options["batch_wait"].total_seconds(), Import.batch) == (Ping, 0.5, 10)
 
 
-def one(message: Nop) -> None: ...
+def single_message(message: Nop) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("handler", "options", "words"),
     [
-        (one, {"batch": 10}, r"messages of consumer .*one = .*Nop.* is not accepted: it must be annotated as a list"),
+        (
+            single_message,
+            {"batch": 10},
+            r"messages of consumer .*single_message = .*Nop.* is not accepted: it must be annotated as a list",
+        ),
         (lists, {"batch": 0}, "from 1 to 500"),
         (lists, {"batch": 501}, "from 1 to 500"),
         (lists, {"batch": 5, "batch_wait": 60}, "batch_wait = 60 is not accepted"),
-        (one, {"batch_wait": 1}, "absent where there is no batch"),
+        (single_message, {"batch_wait": 1}, "absent where there is no batch"),
     ],
 )
 def test_what_is_no_consumer_of_several_is_refused(handler: Any, options: dict[str, Any], words: str) -> None:

@@ -119,7 +119,7 @@ def test_it_survives_the_delayed_store_and_poison_and_is_not_among_the_headers(k
 
 
 @pytest.mark.django_db
-def test_it_survives_whoever_never_came_back_and_serves_scripts_as_well(kit: Kit) -> None:
+def test_checkpoint_survives_a_lost_worker_and_works_in_scripts(kit: Kit) -> None:
     given = []
     Leased.send({})
     batch = Leased.receive(1)
@@ -169,7 +169,7 @@ def test_none_takes_it_away(kit: Kit) -> None:
 def test_a_handler_whose_lease_is_lost_keeps_nothing_and_its_rows_go_with_it(alias: str, kit: Kit) -> None:
     @consumer(Leased, attempts=1)
     def slow(message: dict, context: Context) -> None:
-        Leased.objects.using(alias).update(lease_token=context.message_id)  # somebody else has it by now
+        Leased.objects.using(alias).update(lease_token=context.message_id)  # another worker has it by now
         with transaction.atomic(using=alias):
             Effect.objects.using(alias).create(name="x")
             context.checkpoint(1)
@@ -216,7 +216,7 @@ def test_what_cannot_be_kept_is_refused(kit: Kit, value: Any, said: str) -> None
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("queue", [Transactional, AtMostOnce])
-def test_where_nothing_can_be_kept_that_is_said(kit: Kit, queue: type[Queue]) -> None:
+def test_without_a_lease_a_checkpoint_is_refused(kit: Kit, queue: type[Queue]) -> None:
     consumer(queue, attempts=1)(lambda message, context: context.checkpoint(1))
     queue.send({})
     [outcome] = kit.drain()
@@ -260,12 +260,12 @@ def test_what_is_published_of_a_message_that_was_given_up_has_none(kit: Kit, mon
 
     Leased.send({})
     kit.drain(Leased)
-    assert [set(one.headers) & {"queueapp.Checkpoint"} for one in kit.sent(Transactional)] == [set()]
+    assert [set(message.headers) & {"queueapp.Checkpoint"} for message in kit.sent(Transactional)] == [set()]
 
 
 @on_every_database
 def test_leases_are_renewed_around_a_transaction_that_keeps_one(alias: str) -> None:
-    """A row that its own handler has locked is passed over, and renewed when the handler lets go."""
+    """A row that its own handler has locked is passed over, and renewed when the handler releases the lock."""
     given = []
 
     @consumer(Leased, timeout=60)
@@ -345,12 +345,12 @@ def test_the_checkpoint_of_an_encrypted_message_is_sealed_with_its_body(kit: Kit
 def test_a_sealed_checkpoint_opens_for_its_own_message_alone(settings: Any) -> None:
     settings.QUEUEAPP = {"KEYRING": lambda: {"new": b"0123456789abcdefghijklmnopqrstuv", "old": b"b" * 32}}
     keyring.forget()
-    own, another = messages.new_id(), messages.new_id()
+    own_value, another = messages.new_id(), messages.new_id()
     headers = {"content-type": "application/json+aes256gcm", "encryption-key": "old"}
-    stored = messages.decode_headers(with_checkpoint(messages.encode_headers(headers), [1], own, "default"))
+    stored = messages.decode_headers(with_checkpoint(messages.encode_headers(headers), [1], own_value, "default"))
     assert {name: stored[name] for name in headers} == headers, "the body still needs its own key"
     text = take_checkpoint(stored)
-    assert read_checkpoint(text, own, "default") == [1]
+    assert read_checkpoint(text, own_value, "default") == [1]
     assert read_checkpoint(text, another, "default") is None
-    assert read_checkpoint(f"{text}x", own, "default") is None
+    assert read_checkpoint(f"{text}x", own_value, "default") is None
     keyring.forget()

@@ -34,8 +34,8 @@ def only_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def only() -> Any:
-    (one,) = registered.of(Leased)
-    return one
+    (registration,) = registered.of(Leased)
+    return registration
 
 
 # -- functions -----------------------------------------------------------------------------------------------------
@@ -47,12 +47,12 @@ def test_a_function_stays_a_function_and_handles_the_type_it_is_annotated_with()
         return f"order {message.number}"
 
     assert handle(Order(7), None) == "order 7"  # type: ignore[arg-type]
-    one = only()
-    assert one.message_type is Order
-    assert one.name.endswith("handle")
-    assert one.options["timeout"] == timedelta(seconds=5)
-    assert (one.options["attempts"], one.options["retry_delay"]) == (3, timedelta(minutes=1))
-    assert (one.wants_context, one.is_async) == (True, False)
+    item = only()
+    assert item.message_type is Order
+    assert item.name.endswith("handle")
+    assert item.options["timeout"] == timedelta(seconds=5)
+    assert (item.options["attempts"], item.options["retry_delay"]) == (3, timedelta(minutes=1))
+    assert (item.wants_context, item.is_async) == (True, False)
 
 
 def test_a_dataclass_is_a_type_as_well() -> None:
@@ -122,7 +122,7 @@ def test_a_bad_option_is_refused_at_the_declaration(options: dict[str, Any], sai
 
 def test_a_name_may_be_as_long_as_its_column() -> None:
     consumer(Leased, name="x" * 200)(lambda message: None)
-    assert [one.name for one in registered.of(Leased)] == ["x" * 200]
+    assert [registration.name for registration in registered.of(Leased)] == ["x" * 200]
 
 
 def test_a_function_without_parameters_is_refused() -> None:
@@ -219,7 +219,7 @@ def test_a_class_whose_handle_is_a_generator_is_refused() -> None:
 # -- other callables -------------------------------------------------------------------------------------------------
 
 
-class Desk:
+class CallableObject:
     def __call__(self, message: Order, context: Context) -> None: ...
 
 
@@ -236,8 +236,8 @@ async def agreet(message: Order, greeting: str = "") -> None: ...
 @pytest.mark.parametrize(
     ("handler", "name", "is_async", "wants_context"),
     [
-        (Desk(), "Desk.__call__", False, True),
-        (Desk().__call__, "Desk.__call__", False, True),
+        (CallableObject(), "CallableObject.__call__", False, True),
+        (CallableObject().__call__, "CallableObject.__call__", False, True),
         (AsyncDesk(), "AsyncDesk.__call__", True, False),
         (functools.partial(greet, "hello"), "greet", False, False),
         (functools.partial(functools.partial(greet), "hello"), "greet", False, False),
@@ -266,11 +266,11 @@ def test_a_class_declares_its_options_as_attributes() -> None:
 
         def handle(self, message: Order, context: Context) -> None: ...
 
-    one = only()
-    assert one.message_type is Order
-    assert one.options["attempts"] == 4
-    assert one.options["unrecoverable"] == (KeyError,)
-    assert one.name.endswith("Handle")
+    item = only()
+    assert item.message_type is Order
+    assert item.options["attempts"] == 4
+    assert item.options["unrecoverable"] == (KeyError,)
+    assert item.name.endswith("Handle")
 
 
 def test_a_class_without_a_queue_is_a_base_for_others() -> None:
@@ -304,7 +304,7 @@ def test_a_type_has_one_consumer_in_a_queue_without_recipients() -> None:
         consumer(Leased)(second)
     consumer(Transactional)(second)
 
-    assert [one.handler for one in registered.of(Leased)] == [first]
+    assert [registration.handler for registration in registered.of(Leased)] == [first]
 
 
 def test_in_a_queue_with_recipients_every_consumer_gets_a_copy() -> None:

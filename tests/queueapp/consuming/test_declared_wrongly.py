@@ -47,7 +47,7 @@ class Everything(msgspec.Struct):
     kind: Literal["a", "b"]
     lines: dict[str, Lines]
     anything: object = None
-    also: Any = None
+    extra: Any = None
 
 
 class OfCustomer(msgspec.Struct):
@@ -126,7 +126,7 @@ def test_a_function_that_cannot_be_called_with_a_message_and_a_context(handler: 
     assert f"line {handler.__code__.co_firstlineno}" in text
 
 
-def with_default(message: Order, context: Context, more: int = 1, *, also: int = 2) -> None: ...
+def with_default(message: Order, context: Context, more: int = 1, *, extra: int = 2) -> None: ...
 
 
 def with_any(message: Order, *rest: Any, **more: Any) -> None: ...
@@ -139,7 +139,7 @@ def test_further_parameters_with_defaults_are_all_right(handler: Any) -> None:
     assert registered.of(Leased)[0].wants_context
 
 
-def test_a_bad_option_is_told_with_the_place() -> None:
+def test_a_bad_option_is_reported_with_its_location() -> None:
     def handle(message: Order) -> None: ...
 
     assert "attempts = 0 is not accepted" in refused(lambda: consumer(Leased, attempts=0)(handle))
@@ -204,7 +204,7 @@ def test_a_class_without_handle() -> None:
     assert "Rebook" in text
 
 
-def test_a_class_without_any_function_is_told_with_its_line_too() -> None:
+def test_a_class_without_any_function_is_reported_with_its_line_too() -> None:
     def declare() -> None:
         class Rebook(Consumer[Order]):
             queue = Leased
@@ -276,8 +276,8 @@ def test_what_is_the_class_own_is_left_alone() -> None:
 
         def handle(self, message: Order, context: Context) -> None: ...
 
-    (one,) = registered.of(Leased)
-    assert (one.name, one.options["attempts"], one.options["retry_delay"]) == (
+    (registration,) = registered.of(Leased)
+    assert (registration.name, registration.options["attempts"], registration.options["retry_delay"]) == (
         "rebook",
         3,
         datetime.timedelta(seconds=3),

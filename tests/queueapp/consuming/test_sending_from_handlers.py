@@ -33,14 +33,16 @@ def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def only(kit: Kit, queue: Any) -> Any:
     """The one message that waits in a queue."""
-    [sent] = [one for one in kit.sent(queue) if not any(o.message_id == one.message_id for o in kit.outcomes)]
+    [sent] = [
+        message for message in kit.sent(queue) if not any(o.message_id == message.message_id for o in kit.outcomes)
+    ]
     return sent
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
 @pytest.mark.parametrize("given", [None, "order 7"])
-def test_what_a_handler_sends_says_what_it_came_of(queue_kit: Kit, queue: type[Queue], given: str | None) -> None:
+def test_what_a_handler_sends_names_its_cause(queue_kit: Kit, queue: type[Queue], given: str | None) -> None:
     @consumer(queue)
     def pass_on(message: dict) -> None:
         Urgent.send({"next": 1})
@@ -78,7 +80,7 @@ def test_the_correlation_goes_on_and_the_cause_is_the_message_before(queue_kit: 
 
 
 @pytest.mark.django_db
-def test_every_way_to_send_says_it(queue_kit: Kit) -> None:
+def test_every_way_to_send_sets_it(queue_kit: Kit) -> None:
     @consumer(Leased)
     def pass_on(message: dict, context: Context) -> None:
         Short.send_many([{"many": 1}, {"many": 2}])
@@ -88,31 +90,34 @@ def test_every_way_to_send_says_it(queue_kit: Kit) -> None:
 
     identity = str(Leased.send({}))
     queue_kit.drain()
-    assert [one.headers["related-to"] for one in queue_kit.sent(Short)] == [identity] * 5
+    assert [message.headers["related-to"] for message in queue_kit.sent(Short)] == [identity] * 5
 
 
 @pytest.mark.django_db
-def test_what_the_sender_says_itself_counts(queue_kit: Kit) -> None:
+def test_values_of_the_sender_take_precedence(queue_kit: Kit) -> None:
     @consumer(Leased)
     def pass_on(message: dict) -> None:
-        Short.send({}, correlation_id="mine", headers={"related-to": "nobody"})
+        Short.send({}, correlation_id="mine", headers={"related-to": "no-message"})
         Short.send({}, headers={"NServiceBus.CorrelationId": "theirs"})
 
     Leased.send({})
     queue_kit.drain()
     first, second = queue_kit.sent(Short)
-    assert (first.headers["correlation-id"], first.headers["related-to"]) == ("mine", "nobody")
+    assert (first.headers["correlation-id"], first.headers["related-to"]) == ("mine", "no-message")
     assert "correlation-id" not in second.headers
 
 
 @pytest.mark.django_db
-def test_outside_of_handlers_nothing_is_said_nor_where_it_is_turned_off(queue_kit: Kit) -> None:
+def test_outside_of_handlers_and_when_turned_off_nothing_is_set(queue_kit: Kit) -> None:
     consumer(Leased)(lambda message: Short.send({}) and None)
     Short.send({})
     with override_settings(QUEUEAPP={"CORRELATE": False}):
         Leased.send({})
         queue_kit.drain(Leased)
-    assert [set(one.headers) & {"related-to", "correlation-id"} for one in queue_kit.sent(Short)] == [set(), set()]
+    assert [set(message.headers) & {"related-to", "correlation-id"} for message in queue_kit.sent(Short)] == [
+        set(),
+        set(),
+    ]
 
 
 @pytest.mark.django_db
@@ -196,7 +201,7 @@ def test_addresses_name_a_queue_as_every_endpoint_writes_them(address: str) -> N
 
 
 @pytest.mark.parametrize("address", ["", "@", "[", "testapp_leased]", "no such table@[dbo]", '"', "a.b.c.d"])
-def test_an_address_of_nobody_is_an_error(address: str) -> None:
+def test_an_unknown_address_is_an_error(address: str) -> None:
     with pytest.raises(QueueNotFound):
         queues.find_by_address(address)
 
@@ -205,7 +210,7 @@ def test_an_address_of_nobody_is_an_error(address: str) -> None:
     "alias", [pytest.param(alias, marks=marks_of(alias), id=kind) for kind, alias in DATABASES.items()]
 )
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
-def test_a_worker_tells_each_message_its_own_cause(alias: str, queue: type[Queue]) -> None:
+def test_a_worker_gives_each_message_its_own_cause(alias: str, queue: type[Queue]) -> None:
     @consumer(queue)
     def pass_on(message: dict) -> None:
         Short.send({"n": message["n"]}, using=alias)
@@ -218,6 +223,6 @@ def test_a_worker_tells_each_message_its_own_cause(alias: str, queue: type[Queue
         worker.stop()
     connections[alias].close()
     with Short.receive(20, using=alias) as batch:
-        told = {message.body["n"]: message.related_to for message in batch}
-    assert told == ids
+        reported = {message.body["n"]: message.related_to for message in batch}
+    assert reported == ids
     assert Effect.objects.count() == 0

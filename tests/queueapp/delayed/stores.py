@@ -56,7 +56,7 @@ class SampleStore(DelayedStoreWithInfrastructure):
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
         self._fail("fetch_next_due")
-        return next((one for one in sorted(self.connection, key=lambda one: one.due) if one.due <= at), None)
+        return next((item for item in sorted(self.connection, key=lambda item: item.due) if item.due <= at), None)
 
     def remove(self, message: Delayed) -> bool:
         self._fail("remove")
@@ -73,7 +73,7 @@ class SampleStore(DelayedStoreWithInfrastructure):
 
     def next(self) -> datetime | None:
         self._fail("next")
-        return min((one.due for one in self.connection), default=None)
+        return min((item.due for item in self.connection), default=None)
 
     def _fail(self, verb: str) -> None:
         if (fault := type(self).faults.get(verb)) is not None:
@@ -85,25 +85,26 @@ class WholeStore(SampleStore):
 
     def cancel(self, message_id: uuid.UUID) -> int:
         before = len(self.connection)
-        self.connection[:] = [one for one in self.connection if one.message_id != message_id]
+        self.connection[:] = [message for message in self.connection if message.message_id != message_id]
         return before - len(self.connection)
 
     def reschedule(self, message_id: uuid.UUID, due: datetime) -> int:
-        found = [one for one in self.connection if one.message_id == message_id]
-        for one in found:
-            one.due = due
+        found = [message for message in self.connection if message.message_id == message_id]
+        for item in found:
+            item.due = due
         return len(found)
 
     def count(self, destination: str, limit: int) -> int:
         self._fail("count")
-        return min(limit, sum(1 for one in self.connection if one.destination == destination))
+        return min(limit, sum(1 for item in self.connection if item.destination == destination))
 
     def readdress(self, destination: str, to: str, limit: int) -> int:
-        found = sorted((one for one in self.connection if one.destination == destination), key=lambda one: one.due)[
-            :limit
-        ]
-        for one in found:
-            one.destination, one.retries = to, 0
+        found = sorted(
+            (candidate for candidate in self.connection if candidate.destination == destination),
+            key=lambda candidate: candidate.due,
+        )[:limit]
+        for item in found:
+            item.destination, item.retries = to, 0
         return len(found)
 
 

@@ -59,7 +59,7 @@ def test_nothing_due_is_none() -> None:
         assert store.fetch_next_due(timezone.now()) is None
 
 
-def test_what_was_removed_already_is_told() -> None:
+def test_a_message_that_is_gone_already_is_reported() -> None:
     store = SqlDelayedStore("default")
     store.store(message())
     with transaction.atomic():
@@ -84,9 +84,9 @@ def test_a_fetched_message_is_locked_against_other_dispatchers() -> None:
 
     with transaction.atomic():
         assert store.fetch_next_due(timezone.now()) is not None
-        other = threading.Thread(target=fetch)
-        other.start()
-        other.join(30)
+        second_thread = threading.Thread(target=fetch)
+        second_thread.start()
+        second_thread.join(30)
 
     assert seen == [None]
 
@@ -137,15 +137,15 @@ def test_a_delayed_retry_keeps_its_counts() -> None:
     assert list(Leased.objects.values_list("deliveries", "cancels", "failures")) == [(3, 1, "[1]")]
 
 
-def test_the_next_due_time_is_told_by_the_databases_clock() -> None:
+def test_the_next_due_time_is_of_the_databases_clock() -> None:
     assert delayed.next_due_in("default") is None
     Leased.send({}, delay=HOUR)
     AtMostOnce.send({}, delay=2 * HOUR)
 
-    left = delayed.next_due_in("default")
+    remaining = delayed.next_due_in("default")
 
-    assert left is not None
-    assert abs(left - HOUR) < timedelta(seconds=5)
+    assert remaining is not None
+    assert abs(remaining - HOUR) < timedelta(seconds=5)
 
 
 def test_undeliverable_messages_are_found_by_destination_and_those_of_known_queues_are_not_among_them() -> None:
@@ -274,7 +274,7 @@ def test_messages_of_a_queue_that_is_no_more_are_moved_to_another_by_a_command()
     ]
 
 
-def test_delayed_messages_are_moved_in_batches_and_only_where_somebody_delivers_them() -> None:
+def test_delayed_messages_are_moved_in_batches_and_only_where_a_dispatcher_delivers_them() -> None:
     for _ in range(5):
         Leased.send({}, delay=HOUR)
 
@@ -306,7 +306,9 @@ class ListStore(DelayedStore):
         self.messages.append(message)
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
-        return next((one for one in sorted(self.messages, key=lambda one: one.due) if one.due <= at), None)
+        return next(
+            (message for message in sorted(self.messages, key=lambda item: item.due) if message.due <= at), None
+        )
 
     def remove(self, message: Delayed) -> bool:
         if self.vanishing or message not in self.messages:
@@ -319,7 +321,7 @@ class ListStore(DelayedStore):
         return True
 
     def next(self) -> datetime | None:
-        return min((one.due for one in self.messages), default=None)
+        return min((message.due for message in self.messages), default=None)
 
 
 @pytest.fixture
@@ -356,7 +358,7 @@ def test_what_is_due_in_it_goes_to_its_queue(lists: ListStore) -> None:
     assert lists.messages == []
 
 
-def test_what_it_says_was_dispatched_already_is_not_sent_twice(lists: ListStore) -> None:
+def test_what_it_states_was_dispatched_already_is_not_sent_twice(lists: ListStore) -> None:
     Urgent.send({}, delay=HOUR)
     lists.vanishing = True
 
@@ -396,10 +398,10 @@ def test_its_next_due_time_counts_as_well(lists: ListStore) -> None:
     Urgent.send({}, delay=HOUR)
     DelayedMessage.objects.create(destination="testapp.Leased", due=Now() + 5 * HOUR, message_id=uuid.uuid4())
 
-    left = delayed.next_due_in("default")
+    remaining = delayed.next_due_in("default")
 
-    assert left is not None
-    assert abs(left - HOUR) < timedelta(seconds=5)
+    assert remaining is not None
+    assert abs(remaining - HOUR) < timedelta(seconds=5)
 
 
 @pytest.mark.parametrize("path", ["no.such.module", "queueapp.delayed.Dispatched", "queueapp.delayed.Nothing"])

@@ -81,7 +81,7 @@ def test_sending_needs_nothing_of_the_queues_database(two: TwoDatabases) -> None
     connections[WAREHOUSE].close()
     two.here.server.execute(f"ALTER DATABASE {two.there.name} ALLOW_CONNECTIONS false")
 
-    keep(recipient="whoever")
+    keep(recipient="a.consumer")
 
     assert connections[WAREHOUSE].connection is None
     two.here.server.execute(f"ALTER DATABASE {two.there.name} ALLOW_CONNECTIONS true")
@@ -102,7 +102,7 @@ def test_a_message_arrives_whole() -> None:
     (row,) = there()
     assert (row.id, row.headers, row.body) == (identity, '{"k":"é"}', b"\0\xff")
     said = column_values.counts() | column_values.columns() | {"priority": 2}
-    for name in (*COUNTS, *(one.name for one in MESSAGE_COLUMNS)):
+    for name in (*COUNTS, *(column.name for column in MESSAGE_COLUMNS)):
         assert getattr(row, name) == said[name], name
     assert not DelayedMessage.objects.exists()
 
@@ -115,9 +115,9 @@ def test_what_is_not_due_and_what_is_for_others_stays() -> None:
     assert delayed.dispatch_due("default", 500) == (1, 0, 0)
 
     assert [row.destination for row in DelayedMessage.objects.all()] == [ADDRESS]
-    left = delayed.next_forward_in("default", WAREHOUSE)
-    assert left is not None
-    assert timedelta(minutes=59) < left <= HOUR
+    remaining = delayed.next_forward_in("default", WAREHOUSE)
+    assert remaining is not None
+    assert timedelta(minutes=59) < remaining <= HOUR
 
 
 def test_the_ordinary_dispatcher_leaves_it_alone_however_long_it_is_overdue() -> None:
@@ -127,7 +127,7 @@ def test_the_ordinary_dispatcher_leaves_it_alone_however_long_it_is_overdue() ->
 
     assert delayed.dispatch_due("default", 500) == (0, 0, 0)
     assert delayed.next_due_in("default") is None
-    assert delayed.undeliverable("default") == {}, "somebody here forwards it"
+    assert delayed.undeliverable("default") == {}, "this process forwards it"
 
 
 def test_messages_come_in_due_order_in_pieces_of_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,14 +253,14 @@ def refusing(two: TwoDatabases) -> None:
 
 @pytest.mark.usefixtures("refusing")
 def test_one_that_its_queue_refuses_is_poison_here_and_the_others_arrive(two: TwoDatabases) -> None:
-    told: list[BaseException] = []
+    base_exceptions: list[BaseException] = []
     keep()
     refused = keep(correlation_id="refused")
     keep()
 
-    assert forward(on_refused=told.append) == (2, 1, 0)
+    assert forward(on_refused=base_exceptions.append) == (2, 1, 0)
 
-    assert [type(one) for one in told] == [IntegrityError]
+    assert [type(notification) for notification in base_exceptions] == [IntegrityError]
     lost = PoisonMessage.objects.get()
     assert (lost.message_id, lost.destination, lost.reason) == (
         refused,
@@ -270,7 +270,7 @@ def test_one_that_its_queue_refuses_is_poison_here_and_the_others_arrive(two: Tw
     assert lost.attempts == 1
     (figures,) = statistics.queue_stats([Transactional])
     assert (figures.poison, figures.delayed, figures.error) == (1, 0, "")
-    assert [one.queue for one in statistics.queue_stats() if "no such queue" in one.note] == []
+    assert [stats.queue for stats in statistics.queue_stats() if "no such queue" in stats.note] == []
 
     two.there.execute("ALTER TABLE testapp_transactional DROP CONSTRAINT refusing")
     assert poison_operations.requeue(PoisonMessage.objects.all()) == 1
@@ -280,7 +280,7 @@ def test_one_that_its_queue_refuses_is_poison_here_and_the_others_arrive(two: Tw
 
 
 @pytest.mark.usefixtures("refusing")
-def test_it_is_tried_as_often_as_the_setting_says() -> None:
+def test_it_is_tried_as_often_as_the_setting_states() -> None:
     keep(correlation_id="refused")
     with override_settings(QUEUEAPP={"NUMBER_OF_RETRIES": 2}):
         assert [forward() for _ in range(3)] == [(0, 0, 1), (0, 0, 1), (0, 1, 0)]
@@ -289,7 +289,7 @@ def test_it_is_tried_as_often_as_the_setting_says() -> None:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_mended_copy_is_forwarded_as_well() -> None:
+def test_an_edited_copy_is_forwarded_as_well() -> None:
     keep(correlation_id="refused")
     forward()
     lost = PoisonMessage.objects.get()

@@ -54,7 +54,7 @@ def test_the_target_is_connected_to_before_anything_is_locked_and_waited_for_und
 
 
 @pytest.mark.parametrize("code", ["42501", "55P03", "08006"], ids=["denied", "locked", "connection"])
-def test_what_a_target_says_of_itself_counts_against_no_message(two: TwoDatabases, code: str) -> None:
+def test_what_a_target_states_of_itself_counts_against_no_message(two: TwoDatabases, code: str) -> None:
     failing(two, "testapp_transactional", code)
     keep()
 
@@ -188,7 +188,7 @@ def test_notes_are_forgotten_however_many_there_are(monkeypatch: pytest.MonkeyPa
 
     assert delayed.forget_arrivals("default", WAREHOUSE) == 5
 
-    assert [one.message_id for one in ForwardedMessage.objects.using(WAREHOUSE).all()] == ids[:1]
+    assert [message.message_id for message in ForwardedMessage.objects.using(WAREHOUSE).all()] == ids[:1]
 
 
 # -- several queues of one database ------------------------------------------------------------------------------------
@@ -219,13 +219,13 @@ def test_a_round_moves_no_more_than_its_limit_of_all_queues_together() -> None:
 
     assert moved == [3, 3, 0]
     assert DelayedMessage.objects.filter(due__lte=Now()).count() == 0
-    left = delayed.next_forward_in("default", WAREHOUSE)
-    assert left is not None
-    assert left <= HOUR, "of all queues"
+    remaining = delayed.next_forward_in("default", WAREHOUSE)
+    assert remaining is not None
+    assert remaining <= HOUR, "of all queues"
 
 
 @pytest.mark.usefixtures("three")
-def test_a_round_that_the_target_breaks_off_says_so_whatever_is_due_for_other_queues(two: TwoDatabases) -> None:
+def test_a_round_that_the_target_breaks_off_reports_it_whatever_is_due_for_other_queues(two: TwoDatabases) -> None:
     DelayedMessage.objects.filter(destination=ADDRESS, due__lte=Now()).update(due=Now() - HOUR)
     failing(two, "testapp_transactional", "55P03")
 
@@ -293,10 +293,10 @@ def test_notes_are_swept_now_and_then_for_as_long_as_there_may_be_some(
     def rounds(*seconds: float) -> list[float]:
         swept.clear()
         begun = now[0]
-        for one in seconds:
-            now[0] = begun + one
+        for second in seconds:
+            now[0] = begun + second
             mover._round()
-        return [one - begun for one in swept]
+        return [item - begun for item in swept]
 
     assert rounds(0, 1, SWEEP_INTERVAL - 1, SWEEP_INTERVAL, SWEEP_INTERVAL + 1) == [0, SWEEP_INTERVAL]
     assert rounds(SWEEP_PERIOD + 1, SWEEP_PERIOD + SWEEP_INTERVAL + 2) == [], "there cannot be any"

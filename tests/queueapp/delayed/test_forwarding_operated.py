@@ -77,7 +77,7 @@ def test_a_store_that_does_not_answer_makes_the_figure_unknown(two: TwoDatabases
     assert "delayed" in figures.error
 
 
-def test_what_nobody_forwards_any_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_messages_that_no_process_forwards_any_more_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
     DelayedMessage.objects.update(due=Now() - HOUR)
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ())
@@ -93,8 +93,8 @@ def movers() -> Iterator[tuple[DelayedDispatcher, Forwarder]]:
     holder = uuid.uuid4()
     with override_settings(QUEUEAPP={"DISPATCH_INTERVAL": 0.05}):
         both = DelayedDispatcher("default", holder), Forwarder("default", WAREHOUSE, holder)
-        for one in both:
-            one.start()
+        for item in both:
+            item.start()
         yield both
         assert stop_all(both, DEADLINE)
 
@@ -161,15 +161,17 @@ def test_workers_of_the_queue_forward_what_the_other_database_keeps_for_it(two: 
     assert verdict.faultless, (verdict, tree.log_text())
 
 
-def test_a_database_that_only_keeps_delayed_messages_is_served_by_whoever_dispatches() -> None:
+def test_a_database_with_only_delayed_messages_is_maintained_by_the_dispatching_tree() -> None:
     dispatching = Supervisor([Transactional]).children[-1].options
-    keeping_house = Supervisor([Transactional], dispatcher=False).children[-1].options
+    maintenance = Supervisor([Transactional], dispatcher=False).children[-1].options
 
     assert (dispatching.role, dispatching.aliases) == ("dispatcher", ["default", WAREHOUSE])
-    assert (keeping_house.role, keeping_house.aliases) == ("maintenance", [WAREHOUSE])
+    assert (maintenance.role, maintenance.aliases) == ("maintenance", [WAREHOUSE])
 
 
-def test_a_worker_says_at_start_that_a_database_which_keeps_messages_for_it_was_not_migrated(two: TwoDatabases) -> None:
+def test_a_worker_states_at_start_that_a_database_which_keeps_messages_for_it_was_not_migrated(
+    two: TwoDatabases,
+) -> None:
     two.here.execute("ALTER TABLE queueapp_delayedmessage RENAME TO away")
     try:
         with pytest.raises(

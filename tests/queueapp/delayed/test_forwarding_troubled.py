@@ -77,8 +77,8 @@ def test_as_many_are_read_at_once_as_a_batch_may_have_bytes() -> None:
         with CaptureQueriesContext(connection) as queries:
             assert forward() == (8, 0, 0)
 
-    reads = [one["sql"] for one in queries if one["sql"].startswith("SELECT") and " IN (" in one["sql"]]
-    assert max(one.partition(" IN (")[2].partition(")")[0].count(",") + 1 for one in reads) == 2
+    reads = [query["sql"] for query in queries if query["sql"].startswith("SELECT") and " IN (" in query["sql"]]
+    assert max(read.partition(" IN (")[2].partition(")")[0].count(",") + 1 for read in reads) == 2
 
 
 # -- one queue of several ----------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_one_of_another_store_with_the_same_id_and_number_is_another_message() -
     row.save(force_insert=True)
 
     assert forward() == (1, 0, 0)
-    assert [one.id for one in there()] == [identity, identity]
+    assert [row.id for row in there()] == [identity, identity]
     assert ForwardedMessage.objects.using(WAREHOUSE).count() == 2
 
 
@@ -159,10 +159,10 @@ def test_of_two_that_were_stored_at_the_same_moment_under_one_id_both_arrive() -
 
     assert forward() == (2, 0, 0)
 
-    assert [one.id for one in there()] == [identity, identity]
+    assert [row.id for row in there()] == [identity, identity]
 
 
-def test_nothing_is_said_of_what_arrives_for_the_first_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_reported_of_what_arrives_for_the_first_time(caplog: pytest.LogCaptureFixture) -> None:
     keep()
 
     assert forward() == (1, 0, 0)
@@ -299,10 +299,10 @@ def test_a_target_in_which_the_router_makes_no_tables_lacks_none(two: TwoDatabas
     with override_settings(DATABASE_ROUTERS=[NoArrivals()]):
         found = checks.run_checks(databases=[WAREHOUSE])
     # W101 is said of a queue of the tests.
-    assert {one.id for one in found if one.id.startswith("queueapp.")} - {"queueapp.W101"} == {"queueapp.W008"}
+    assert {row.id for row in found if row.id.startswith("queueapp.")} - {"queueapp.W101"} == {"queueapp.W008"}
 
     found = checks.run_checks(databases=[WAREHOUSE])
-    assert {one.id for one in found if one.id.startswith("queueapp.")} - {"queueapp.W101"} == {"queueapp.W006"}
+    assert {row.id for row in found if row.id.startswith("queueapp.")} - {"queueapp.W101"} == {"queueapp.W006"}
 
 
 def test_a_receiver_of_poisoned_that_leaves_does_not_end_the_forwarder(two: TwoDatabases, mover: Forwarder) -> None:
@@ -337,15 +337,15 @@ def test_both_directions_at_once(two: TwoDatabases, mover: Forwarder, monkeypatc
     movers = [mover, Forwarder(WAREHOUSE, "default", uuid.uuid4())]
 
     with override_settings(QUEUEAPP={"DISPATCH_BATCH": 7}):
-        for one in movers:
-            one.start()
+        for item in movers:
+            item.start()
         eventually(lambda: len(there()) == Leased.objects.count() == 30)
         assert stop_all(movers, DEADLINE)
 
     assert ForwardedMessage.objects.count() == ForwardedMessage.objects.using(WAREHOUSE).count() == 30
 
 
-def test_who_cancels_a_message_under_way_waits_and_is_told_that_it_has_gone(two: TwoDatabases) -> None:
+def test_cancel_of_a_message_being_forwarded_waits_and_returns_that_it_is_gone(two: TwoDatabases) -> None:
     identity = keep()
     threads: list[threading.Thread] = []
     cancelled: list[int] = []
@@ -376,12 +376,12 @@ def test_a_time_that_python_has_not_keeps_nothing_waiting(column: str, time: str
     strange = keep()
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE queueapp_delayedmessage SET {column} = %s", [time])
-    other = keep()
+    second = keep()
 
     assert forward() == (2, 0, 0)
 
     arrived = {row.id: row for row in there()}
-    assert arrived.keys() == {strange, other}
+    assert arrived.keys() == {strange, second}
     if column == "expires":
         expires = arrived[strange].expires
         assert (expires and expires.year) == (2 if time == "-infinity" else None)

@@ -27,7 +27,7 @@ Sample = type[SampleStore]
 
 
 def modes(sample: Sample) -> list[Semantics]:
-    return [one[2] for one in sample.opened if one[0] == "initialize"]
+    return [connection[2] for connection in sample.opened if connection[0] == "initialize"]
 
 
 def test_a_store_like_the_specs_sample_works_from_a_view(sample: Sample, settings: Any, client: Client) -> None:
@@ -43,7 +43,7 @@ def test_a_store_like_the_specs_sample_works_from_a_view(sample: Sample, setting
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
-def test_it_is_told_the_semantics_of_the_queue(sample: Sample, queue: Any) -> None:
+def test_store_gets_the_semantics_of_the_queue(sample: Sample, queue: Any) -> None:
     queue.send({}, delay=HOUR)
 
     assert modes(sample) == [queue.delivery.semantics]
@@ -119,12 +119,12 @@ def test_what_was_set_up_in_a_transaction_is_set_up_again_after_its_rollback(sam
         Leased.send({}, delay=HOUR)
     Leased.send({}, delay=HOUR)
 
-    assert [one[0] for one in sample.opened] == ["setup_infrastructure", "initialize"] * 2
+    assert [connection[0] for connection in sample.opened] == ["setup_infrastructure", "initialize"] * 2
 
 
 def test_a_forked_child_opens_one_of_its_own(sample: Sample) -> None:
     Leased.send({}, delay=HOUR)
-    mine = delayed.store_of("default")
+    first = delayed.store_of("default")
     connections.close_all()
     reading, writing = os.pipe()
     child = os.fork()
@@ -132,16 +132,16 @@ def test_a_forked_child_opens_one_of_its_own(sample: Sample) -> None:
         try:
             sample.opened = []
             delayed.open_store("default", Semantics.AT_LEAST_ONCE)
-            told = f"{len(sample.opened)} {delayed.store_of('default') is mine}"
+            reported = f"{len(sample.opened)} {delayed.store_of('default') is first}"
         except BaseException as error:
-            told = repr(error)
-        os.write(writing, told.encode())
+            reported = repr(error)
+        os.write(writing, reported.encode())
         os._exit(0)
     os.close(writing)
     os.waitpid(child, 0)
     with os.fdopen(reading) as pipe:
         assert pipe.read() == "2 False"
-    assert delayed.store_of("default") is mine
+    assert delayed.store_of("default") is first
 
 
 def test_the_dispatcher_opens_it_for_the_strongest_of_its_queues(
@@ -234,4 +234,4 @@ def test_an_at_least_once_store_loses_nothing_when_the_send_is_committed_and_the
         delayed.dispatch_next(store, later + HOUR, refused.append, Semantics.AT_LEAST_ONCE)
 
     assert Leased.objects.count() == 1, "it is there, and will be there twice"
-    assert [type(one) for one in refused] == [ConnectionError]
+    assert [type(item) for item in refused] == [ConnectionError]

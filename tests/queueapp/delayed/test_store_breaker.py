@@ -71,12 +71,12 @@ def test_a_send_that_cannot_be_stored_arms_it_and_its_setting_triggers_it(
     assert all("Store of delayed messages in default" in record.getMessage() for record in critical)
 
 
-def test_the_first_that_is_stored_disarms_it(sample: type[SampleStore]) -> None:
+def test_the_first_stored_message_closes_it(sample: type[SampleStore]) -> None:
     sample.faults = {"store": ConnectionError("away")}
     with pytest.raises(ConnectionError):
         Leased.send({}, delay=HOUR)
     assert state() is State.FAILING
-    assert [one.name for one in delayed.store_breakers("default")] == [
+    assert [store_breaker.name for store_breaker in delayed.store_breakers("default")] == [
         "Store of delayed messages in default (tests.queueapp.delayed.stores.SampleStore)"
     ]
     sample.faults = {}

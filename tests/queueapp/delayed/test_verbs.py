@@ -27,8 +27,8 @@ NAME = "tests.queueapp.delayed.stores.SampleStore"
 
 
 def delayed_of(queue: type) -> tuple[int | None, bool | None, str]:
-    (one,) = queue_stats([queue])
-    return one.delayed, one.delayed_exact, one.error
+    (stats,) = queue_stats([queue])
+    return stats.delayed, stats.delayed_exact, stats.error
 
 
 def test_cancel_and_reschedule_reach_the_store(whole: Whole) -> None:
@@ -37,7 +37,7 @@ def test_cancel_and_reschedule_reach_the_store(whole: Whole) -> None:
     then = datetime(2050, 1, 1, tzinfo=UTC)
 
     assert delayed.reschedule(first, at=then) == 1
-    assert {one.due for one in store.connection if one.message_id == first} == {then}  # type: ignore[attr-defined]
+    assert {message.due for message in store.connection if message.message_id == first} == {then}  # type: ignore[attr-defined]
     assert delayed.reschedule(first, delay=-HOUR) == 1
     due = store.next()
     assert due is not None
@@ -55,7 +55,7 @@ def test_a_delayed_retry_is_in_the_table_and_found_there_whatever_the_store_lack
     assert delayed.cancel(second) == 1
 
 
-def test_a_verb_that_is_missing_is_said_with_the_stores_name(sample: Sample) -> None:
+def test_a_verb_that_is_missing_is_reported_with_the_stores_name(sample: Sample) -> None:
     sent = Leased.send({}, delay=HOUR)
 
     for verb, call in (
@@ -71,8 +71,8 @@ def test_a_verb_that_is_missing_is_said_with_the_stores_name(sample: Sample) -> 
 def test_messages_for_a_queue_that_is_no_more_are_moved_in_the_store_and_in_the_table(whole: Whole) -> None:
     for _ in range(3):
         Leased.send({}, delay=HOUR)
-    for one in delayed.store_of("default").connection:  # type: ignore[attr-defined]
-        one.destination = "gone.Shop"
+    for item in delayed.store_of("default").connection:  # type: ignore[attr-defined]
+        item.destination = "gone.Shop"
     DelayedMessage.objects.create(destination="gone.Shop", due=Now() + HOUR, message_id=uuid.uuid4())
     out = StringIO()
 
@@ -107,7 +107,7 @@ def test_figures_count_what_is_in_the_store_and_in_the_table(whole: Whole) -> No
     assert delayed.waiting("default", "testapp.Leased", 2) == 2
 
 
-def test_a_figure_that_the_store_cannot_tell_is_unknown_and_says_why(sample: Sample) -> None:
+def test_a_figure_that_the_store_cannot_report_is_unknown_and_gives_the_reason(sample: Sample) -> None:
     count, exact, error = delayed_of(Leased)
 
     assert (count, exact) == (None, None)
@@ -119,10 +119,10 @@ def test_a_store_that_is_away_costs_no_other_figure(whole: Whole) -> None:
     Leased.send({"now": True})
     whole.faults = {"count": ConnectionError("refused by 10.0.0.7")}
 
-    (one,) = queue_stats([Leased])
+    (stats,) = queue_stats([Leased])
 
-    assert (one.delayed, one.waiting) == (None, 1)
-    assert "refused by 10.0.0.7" in one.error
+    assert (stats.delayed, stats.waiting) == (None, 1)
+    assert "refused by 10.0.0.7" in stats.error
 
 
 def test_figures_stop_at_their_limit(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,8 @@ def test_until_empty_waits_for_what_is_in_the_store(whole: Whole) -> None:
     sent = Leased.send({}, delay=HOUR)
 
     assert not is_empty([Leased])
-    left = remaining([Leased], runs_maintenance=True)
-    assert (left.words, left.hopeless) == ("testapp.Leased: 1 delayed, in another store", False)
+    rest = remaining([Leased], runs_maintenance=True)
+    assert (rest.words, rest.hopeless) == ("testapp.Leased: 1 delayed, in another store", False)
 
     delayed.cancel(sent)
     assert is_empty([Leased])
@@ -151,9 +151,9 @@ def test_until_empty_does_not_end_while_the_store_is_away(whole: Whole) -> None:
     whole.faults = {"count": ConnectionError("away")}
 
     assert not is_empty([Leased])
-    left = remaining([Leased], runs_maintenance=True)
-    assert "away" in left.words
-    assert not left.hopeless
+    rest = remaining([Leased], runs_maintenance=True)
+    assert "away" in rest.words
+    assert not rest.hopeless
 
 
 def test_until_empty_is_refused_where_the_store_cannot_count(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from queueapp.expressions import ParsedMessage, compile_expression
 
 
 def value(text: str, body: Any = None, *, strict: bool = False, topic: str = "", size: int | None = None) -> Any:
-    """The value; True and 1 are told apart by `is`."""
+    """The value; True and 1 are distinguished by `is`."""
     return compile_expression(text, strict=strict).evaluate(ParsedMessage(body, topic, size))
 
 

@@ -120,10 +120,10 @@ ELEMENTS = st.one_of(
 
 @given(st.lists(ELEMENTS, max_size=6), st.lists(ELEMENTS, max_size=6), st.sampled_from(sorted(COMPARISONS)))
 def test_two_arrays_compare_as_all_pairs_of_their_elements(left: list[Any], right: list[Any], sign: str) -> None:
-    one, other = [settled(each) for each in left], [settled(each) for each in right]
-    every = any_of(scalars(COMPARISONS[sign], a, b) for a, b in product(one, other)) if one and other else None
-    if one and other:
-        assert compared(COMPARISONS[sign], one, other) is every
+    first, second = [settled(item) for item in left], [settled(item) for item in right]
+    every = any_of(scalars(COMPARISONS[sign], a, b) for a, b in product(first, second)) if first and second else None
+    if first and second:
+        assert compared(COMPARISONS[sign], first, second) is every
     assert value(f"/a {sign} /b", {"a": left, "b": right}) is every
 
 

@@ -45,7 +45,7 @@ def test_mixed_types_compare_as_numbers_if_the_string_is_one_and_else_it_is_grea
     assert value(text) is result
 
 
-def test_a_text_that_says_no_number_has_no_order_with_nan() -> None:
+def test_a_text_that_is_no_number_has_no_order_with_nan() -> None:
     body = {"text": "abc", "nan": float("nan")}
     assert [value(f"/text {sign} /nan", body) for sign in ("<", ">", "<=", ">=", "=")] == [False] * 5
     assert [value(f"/nan {sign} /text", body) for sign in ("<", ">", "<=", ">=", "=")] == [False] * 5
@@ -53,25 +53,30 @@ def test_a_text_that_says_no_number_has_no_order_with_nan() -> None:
 
 
 @pytest.mark.parametrize("sign", COMPARISONS)
-@pytest.mark.parametrize("other", ["1", "'x'", "NULL", "''", "/missing", "TRUE"])
-def test_a_comparison_with_null_is_never_true(sign: str, other: str) -> None:
-    for text in (f"/nothing {sign} {other}", f"{other} {sign} /nothing", f"{other} {sign} NULL", f"'' {sign} {other}"):
+@pytest.mark.parametrize("second", ["1", "'x'", "NULL", "''", "/missing", "TRUE"])
+def test_a_comparison_with_null_is_never_true(sign: str, second: str) -> None:
+    for text in (
+        f"/nothing {sign} {second}",
+        f"{second} {sign} /nothing",
+        f"{second} {sign} NULL",
+        f"'' {sign} {second}",
+    ):
         assert value(text, {}) is None
         assert value(f"NOT ({text})", {}) is None
         assert not matches(text, {})
 
 
 @pytest.mark.parametrize("sign", COMPARISONS)
-@pytest.mark.parametrize("other", ["1", "'x'", "'1'", "NAN_VALUE()"])
-def test_nan_differs_from_everything_and_has_no_order(sign: str, other: str) -> None:
-    assert value(f"NAN_VALUE() {sign} {other}") is (sign in ("!=", "<>"))
-    assert value(f"{other} {sign} NAN_VALUE()") is (sign in ("!=", "<>"))
+@pytest.mark.parametrize("second", ["1", "'x'", "'1'", "NAN_VALUE()"])
+def test_nan_differs_from_everything_and_has_no_order(sign: str, second: str) -> None:
+    assert value(f"NAN_VALUE() {sign} {second}") is (sign in ("!=", "<>"))
+    assert value(f"{second} {sign} NAN_VALUE()") is (sign in ("!=", "<>"))
 
 
-@pytest.mark.parametrize(("one", "other"), [("=", "=="), ("!=", "<>")])
-def test_equality_and_inequality_have_two_spellings(one: str, other: str) -> None:
+@pytest.mark.parametrize(("first", "second"), [("=", "=="), ("!=", "<>")])
+def test_equality_and_inequality_have_two_spellings(first: str, second: str) -> None:
     for pair in ("1 {} 1", "1 {} 2", "'a' {} 'a'"):
-        assert value(pair.format(one)) is value(pair.format(other))
+        assert value(pair.format(first)) is value(pair.format(second))
 
 
 @pytest.mark.parametrize("sign", COMPARISONS)

@@ -67,21 +67,21 @@ def test_message_type_binary_has_no_fields() -> None:
     assert entry(b'{"a":1}', filter="/a IS NULL", message_type="binary").matches
 
 
-def test_message_type_msgpack_is_parsed_when_the_message_says_so_or_nothing() -> None:
+def test_message_type_msgpack_is_parsed_when_the_message_declares_it_or_nothing() -> None:
     packed = msgspec.msgpack.encode({"a": 1})
     for headers in ("{}", '{"content-type":"application/msgpack"}', '{"content-type":"application/x-msgpack"}'):
         assert entry(packed, headers=headers, filter="/a = 1", message_type="msgpack").matches
     assert entry({"a": 1}, headers=JSON, filter="/a = 1", message_type="msgpack").matches, "it says that it is JSON"
 
 
-def test_what_says_that_it_is_of_another_kind_has_no_fields() -> None:
+def test_what_states_that_it_is_of_another_kind_has_no_fields() -> None:
     for content_type in ("application/octet-stream", "application/xml"):
         headers = f'{{"content-type":"{content_type}"}}'
         assert entry(b'{"a":1}', headers=headers, filter="/a IS NULL").matches
 
 
 @pytest.mark.parametrize(("headers", "body"), [(JSON, b"{"), ("{}", b"\xff"), ("[]", b"{}"), ("no", b"{}")])
-def test_what_cannot_be_read_is_said(headers: str, body: bytes) -> None:
+def test_what_cannot_be_read_is_reported(headers: str, body: bytes) -> None:
     with pytest.raises(UndecodableMessage):
         entry(body, headers=headers, filter="/a = 1")
 

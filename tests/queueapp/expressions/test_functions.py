@@ -99,7 +99,7 @@ def test_every_function_has_an_example() -> None:
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_null_gives_null(name: str) -> None:
     function = FUNCTIONS[name]
-    for arguments in range(function.least or 9, (function.most or 2) + 1):
+    for arguments in range(function.min_args or 9, (function.max_args or 2) + 1):
         if name != "CONCAT":
             assert value(f"{name}({', '.join(['NULL'] * arguments)})") is None
 

@@ -118,14 +118,14 @@ def test_a_regular_expression_does_not_hang(bomb: str, text: str) -> None:
 
 
 def test_the_patterns_of_an_expression_are_counted() -> None:
-    some = " OR ".join(f"/s LIKE 'a+{n}'" for n in range(MAX_PATTERNS))
-    assert value(some, {"s": "aa7"}) is True
+    part = " OR ".join(f"/s LIKE 'a+{n}'" for n in range(MAX_PATTERNS))
+    assert value(part, {"s": "aa7"}) is True
     with pytest.raises(InvalidExpression, match=f"at most {MAX_PATTERNS} patterns") as refused:
-        compile_expression(f"{some} OR /s LIKE 'one more'")
-    assert refused.value.column == len(some) + len(" OR /s LIKE '")
+        compile_expression(f"{part} OR /s LIKE 'one more'")
+    assert refused.value.column == len(part) + len(" OR /s LIKE '")
 
 
-def test_what_re2_says_of_a_pattern_stays_on_its_line() -> None:
+def test_what_re2_states_of_a_pattern_stays_on_its_line() -> None:
     with pytest.raises(InvalidExpression) as refused:
         compile_expression("/s LIKE '[\n\x1b\\n" + "x" * 3_000 + "'")
     message, _, _ = str(refused.value).split("\n")
@@ -204,9 +204,14 @@ def test_two_long_arrays_are_compared_in_the_time_of_reading_them(sign: str) -> 
         "c": ["x"] * size,
         "d": [f"{n}.0" for n in range(size)],
     }
-    for one in "acd":
-        for other in "bcd":
-            value(f"/{one} IN (/{other})" if sign == "IN" else f"/{one} {sign} /{other}", body)
+    for character in "acd":
+        for second_character in "bcd":
+            value(
+                f"/{character} IN (/{second_character})"
+                if sign == "IN"
+                else f"/{character} {sign} /{second_character}",
+                body,
+            )
 
 
 def test_a_body_that_nests_deep_is_walked_without_recursion() -> None:

@@ -156,7 +156,7 @@ def test_a_stored_message_is_parsed() -> None:
         ParsedMessage.stored(json, b"{")
 
 
-def test_a_stored_message_that_does_not_say_what_it_is_is_what_its_queue_says() -> None:
+def test_a_stored_message_that_does_not_report_what_it_is_is_what_its_queue_states() -> None:
     packed = msgspec.msgpack.encode({"a": 1})
     assert ParsedMessage.stored("{}", packed, content_type="application/msgpack").body == {"a": 1}
 

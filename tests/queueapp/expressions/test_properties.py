@@ -85,25 +85,25 @@ def test_an_evaluation_never_raises_and_gives_a_value_of_the_language(text: str,
 @given(EXPRESSIONS, BODIES)
 def test_not_turns_true_and_false_and_leaves_null(text: str, body: Any) -> None:
     message = ParsedMessage(body)
-    once, twice = (compile_expression(each).evaluate(message) for each in (f"NOT {text}", f"NOT NOT {text}"))
+    once, twice = (compile_expression(item).evaluate(message) for item in (f"NOT {text}", f"NOT NOT {text}"))
     assert (once is None) is (twice is None)
     assert once is None or twice is (not once)
     assert compile_expression(text).matches(message) is (twice is True)
 
 
 @given(EXPRESSIONS, EXPRESSIONS, BODIES)
-def test_in_sql_92_and_and_or_do_not_care_which_is_first(one: str, other: str, body: Any) -> None:
+def test_in_sql_92_and_and_or_do_not_care_which_is_first(first: str, second: str, body: Any) -> None:
     message = ParsedMessage(body)
     for word in ("AND", "OR"):
         results = {
-            str(compile_expression(f"{a} {word} {b}").evaluate(message)) for a, b in ((one, other), (other, one))
+            str(compile_expression(f"{a} {word} {b}").evaluate(message)) for a, b in ((first, second), (second, first))
         }
         assert len(results) == 1
 
 
 @given(EXPRESSIONS, EXPRESSIONS, BODIES)
-def test_what_matches_strictly_matches(one: str, other: str, body: Any) -> None:
-    message, text = ParsedMessage(body), f"({one} = 1 AND {other} = 1) OR {one} = 2"
+def test_what_matches_strictly_matches(first: str, second: str, body: Any) -> None:
+    message, text = ParsedMessage(body), f"({first} = 1 AND {second} = 1) OR {first} = 2"
     assert not compile_expression(text, strict=True).matches(message) or compile_expression(text).matches(message)
 
 

@@ -83,7 +83,7 @@ def test_a_boolean_is_1_or_0() -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("12", 12), ("-1.5", -1.5), ("+2e2", 200.0), (".5", 0.5), ("9" * 30, 1e30)]
 )
-def test_a_string_converts_to_the_number_that_it_says(text: str, number: Any) -> None:
+def test_a_string_converts_to_its_number(text: str, number: Any) -> None:
     assert shown(value("/a + 0", {"a": text})) == shown(number)
 
 

@@ -72,7 +72,7 @@ def test_what_is_left_out_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "text"),
     [
         ({"body": b""}, "The edited body is empty"),
         ({"body": b"{"}, "does not suit its content type application/json"),
@@ -83,10 +83,10 @@ def test_what_is_left_out_stays_as_it_is() -> None:
         ({"headers": {"correlation-id": "c-1", "a": "\0"}}, "NUL"),
     ],
 )
-def test_what_is_refused_changes_nothing(given: dict[str, Any], told: str) -> None:
+def test_what_is_refused_changes_nothing(given: dict[str, Any], text: str) -> None:
     (buried,) = bury(headers=JSON_HEADERS)
 
-    with pytest.raises(InvalidMessage, match=told):
+    with pytest.raises(InvalidMessage, match=text):
         edit_and_requeue(buried.number, **given)
 
     assert PoisonMessage.objects.get().status == Status.UNRESOLVED
@@ -124,7 +124,7 @@ def test_it_goes_to_another_queue_if_asked_and_a_queue_that_is_no_more_is_named(
     assert PoisonMessage.objects.filter(status=Status.UNRESOLVED).count() == 1
 
 
-def test_a_copy_that_fails_again_says_in_poison_what_it_was_edited_from() -> None:
+def test_a_copy_that_fails_again_states_in_poison_what_it_was_edited_from() -> None:
     (buried,) = bury()
     edit_and_requeue(buried.number, body=b"1")
     seq = Leased.objects.get().seq
@@ -154,7 +154,7 @@ def test_of_two_who_edit_together_one_does() -> None:
     for thread in threads:
         thread.join(30)
 
-    assert sorted(type(one).__name__ for one in ended) == ["MessageNotFound", "UUID"]
+    assert sorted(type(item).__name__ for item in ended) == ["MessageNotFound", "UUID"]
     assert Leased.objects.count() == 1
 
 

@@ -30,8 +30,8 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def told() -> Iterator[list[tuple[Any, ...]]]:
-    """What receivers of ``expired`` were told: (queue, count, reason, reasons)."""
+def reported() -> Iterator[list[tuple[Any, ...]]]:
+    """What receivers of ``expired`` got: (queue, count, reason, reasons)."""
     found: list[tuple[Any, ...]] = []
 
     def receiver(sender: Any, queue: Any, count: int, ids: Any, reason: str, reasons: Any, **_: Any) -> None:
@@ -72,31 +72,33 @@ def reasons_of(alias: str) -> list[str]:
 # -- time_limit -----------------------------------------------------------------------------------------------------
 
 
-def test_time_limit_drops_by_default(alias: str, told: list[Any]) -> None:
+def test_time_limit_drops_by_default(alias: str, reported: list[Any]) -> None:
     send_expired(Leased, alias, 2)
     assert delete_expired(Leased, alias, 10) == 2
     assert reasons_of(alias) == []
-    assert told == [("Leased", 2, "its time was over", ("time_limit",))]
+    assert reported == [("Leased", 2, "its time was over", ("time_limit",))]
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
-def test_time_limit_is_kept_as_poison(alias: str, queue: Any, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_is_kept_as_poison(
+    alias: str, queue: Any, reported: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     wants(monkeypatch, queue, on_expired=KeepAsPoison())
     send_expired(queue, alias, 3)
 
     assert [delete_expired(queue, alias, 2) for _ in range(2)] == [2, 1]
 
     kept = PoisonMessage.objects.using(alias).order_by("number")
-    assert [bytes(one.body) for one in kept] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
-    assert {one.reason for one in kept} == {"time_limit: its time was over"}
-    assert [one[1:] for one in told] == [
+    assert [bytes(message.body) for message in kept] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+    assert {item.reason for item in kept} == {"time_limit: its time was over"}
+    assert [notification[1:] for notification in reported] == [
         (2, "its time was over", ("time_limit",)),
         (1, "its time was over", ("time_limit",)),
     ]
 
 
 def test_time_limit_is_published_in_the_same_transaction(
-    alias: str, told: list[Any], published: None, monkeypatch: pytest.MonkeyPatch
+    alias: str, reported: list[Any], published: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants(monkeypatch, Leased, on_expired=PublishTo("urgent", reasons={"time_limit"}))
     Leased.send({"n": 1}, headers={"tenant": "a"}, expires_in=HOUR, using=alias)
@@ -107,7 +109,7 @@ def test_time_limit_is_published_in_the_same_transaction(
         assert Urgent.objects.using(alias).count() == 1
         transaction.set_rollback(True, using=alias)
     assert (Leased.objects.using(alias).count(), Urgent.objects.using(alias).count()) == (1, 0)
-    assert told == []
+    assert reported == []
 
     assert delete_expired(Leased, alias, 10) == 1
     with Urgent.receive(using=alias) as batch:
@@ -169,17 +171,17 @@ def test_what_meets_a_lock_while_it_is_published_stays_in_its_queue(
         if len(bodies) > published_before:  # late: the message is there already
             queue_sql(Transactional, connections[alias]).failures.lock(connections[alias], seq, None, 50)
 
-    other = connections[alias].copy()
+    second_connection = connections[alias].copy()
     try:
-        with other.cursor():
-            other.set_autocommit(False)
-            queue_sql(Transactional, other).failures.lock(other, seq, None, 1_000)
+        with second_connection.cursor():
+            second_connection.set_autocommit(False)
+            queue_sql(Transactional, second_connection).failures.lock(second_connection, seq, None, 1_000)
         monkeypatch.setattr(expire_actions, "publisher", publish_and_meet_a_lock)
         with pytest.raises(DatabaseError):
             delete_expired(Leased, alias, 10)
     finally:
-        other.rollback()
-        other.close()
+        second_connection.rollback()
+        second_connection.close()
     assert (Leased.objects.using(alias).count(), Urgent.objects.using(alias).count()) == (2, 0)
     assert reasons_of(alias) == []
 
@@ -192,7 +194,7 @@ def test_what_meets_a_lock_while_it_is_published_stays_in_its_queue(
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
 def test_forced_expire_is_kept_as_poison(
-    alias: str, queue: Any, told: list[Any], monkeypatch: pytest.MonkeyPatch
+    alias: str, queue: Any, reported: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants(monkeypatch, queue, on_expired=KeepAsPoison())
     queue.send({"n": 1}, using=alias)
@@ -202,7 +204,7 @@ def test_forced_expire_is_kept_as_poison(
     (kept,) = PoisonMessage.objects.using(alias)
     assert (kept.reason, bytes(kept.body), kept.deliveries) == ("forced_expire: recalled", b'{"n":1}', 1)
     assert not queue.objects.using(alias).exists()
-    assert [one[2:] for one in told] == [("recalled", ("forced_expire",))]
+    assert [notification[2:] for notification in reported] == [("recalled", ("forced_expire",))]
 
 
 def test_forced_expire_by_bookmark_is_published(alias: str, published: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +216,7 @@ def test_forced_expire_by_bookmark_is_published(alias: str, published: None, mon
 
 
 def test_reasons_forced_expire_and_time_limit_are_both_named(
-    alias: str, told: list[Any], monkeypatch: pytest.MonkeyPatch
+    alias: str, reported: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants(monkeypatch, Leased, on_expired=KeepAsPoison())
     Leased.send({}, expires_in=HOUR, using=alias)
@@ -224,13 +226,13 @@ def test_reasons_forced_expire_and_time_limit_are_both_named(
         message.expire("recalled")
 
     assert reasons_of(alias) == ["time_limit, forced_expire: its time was over and recalled"]
-    assert told[0][3] == ("time_limit", "forced_expire")
+    assert reported[0][3] == ("time_limit", "forced_expire")
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------
 
 
-def test_limits_may_drop(alias: str, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_may_drop(alias: str, reported: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     wants(monkeypatch, Leased, max_cancels=1, on_expired=Drop(reasons=("max_cancels",)))
     Leased.send({}, using=alias)
     with Leased.receive(using=alias) as batch:
@@ -238,7 +240,7 @@ def test_limits_may_drop(alias: str, told: list[Any], monkeypatch: pytest.Monkey
 
     assert not Leased.objects.using(alias).exists()
     assert reasons_of(alias) == []
-    assert [one[2:] for one in told] == [("max_cancels", ("max_cancels",))]
+    assert [notification[2:] for notification in reported] == [("max_cancels", ("max_cancels",))]
 
 
 def test_limits_are_poison_where_only_time_is_named(
@@ -254,7 +256,7 @@ def test_limits_are_poison_where_only_time_is_named(
 
 
 def test_max_deliveries_when_a_dead_subscribers_leases_are_released(
-    alias: str, told: list[Any], monkeypatch: pytest.MonkeyPatch
+    alias: str, reported: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants(monkeypatch, Leased, max_deliveries=2)
     Leased.send_many([{"n": n} for n in range(3)], using=alias)
@@ -277,7 +279,7 @@ def test_max_deliveries_when_a_dead_subscribers_leases_are_released(
     assert reasons_of(alias) == ["max_deliveries: handed out 2 times"]
     assert [bytes(row.body) for row in Leased.objects.using(alias).order_by("seq")] == [b'{"n":0}', b'{"n":2}']
     assert not Leased.objects.using(alias).filter(lease_token__isnull=False).exists()
-    assert [one[2:] for one in told] == [("max_deliveries", ("max_deliveries",))]
+    assert [notification[2:] for notification in reported] == [("max_deliveries", ("max_deliveries",))]
 
 
 def test_max_deliveries_when_an_operator_releases_leases(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:

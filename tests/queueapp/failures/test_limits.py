@@ -37,7 +37,7 @@ def test_a_message_is_handled_until_it_has_failed_so_often() -> None:
 
 
 def test_counts_that_do_not_add_up_take_no_attempt_away() -> None:
-    """As those of a message that was edited, or written by somebody else."""
+    """As those of a message that was edited, or written by a foreign writer."""
     assert unacknowledged_deliveries(claimed(1, cancels=3, failed=2), 3, leased=True) == 0
 
 
@@ -46,15 +46,15 @@ def test_what_was_given_back_on_purpose_is_no_attempt() -> None:
     assert verdict(claimed(100, cancels=99), sys.maxsize) is None
 
 
-@pytest.mark.parametrize(("attempts", "most"), [(1, 3), (2, 4), (3, 5), (7, 9)])
-def test_hand_outs_that_nobody_ended_are_no_attempts_and_yet_bounded(attempts: int, most: int) -> None:
-    assert verdict(claimed(most), attempts) is None
-    assert verdict(claimed(most + 1), attempts) == (
-        f"It was handed out {most} times and never ended; its handler is not run again."
+@pytest.mark.parametrize(("attempts", "limit"), [(1, 3), (2, 4), (3, 5), (7, 9)])
+def test_unacknowledged_deliveries_are_no_attempts_and_are_limited(attempts: int, limit: int) -> None:
+    assert verdict(claimed(limit), attempts) is None
+    assert verdict(claimed(limit + 1), attempts) == (
+        f"It was handed out {limit} times and never ended; its handler is not run again."
     )
 
 
-def test_where_a_policy_decides_the_projects_attempts_bound_what_nobody_ended(settings: Any) -> None:
+def test_with_a_policy_the_attempts_of_the_project_limit_unacknowledged_deliveries(settings: Any) -> None:
     settings.QUEUEAPP = {"ATTEMPTS": 4}
     assert verdict(claimed(6), sys.maxsize) is None
     assert verdict(claimed(7), sys.maxsize) is not None
@@ -87,7 +87,7 @@ def test_a_foreign_table_counts_in_the_headers() -> None:
 @pytest.mark.parametrize(
     "history", ["", "7", "{}", "[1]", '[{"attempt":"2"}]', '[{"attempt":-3}]', "[" * 9999, "\ud800"]
 )
-def test_a_history_that_does_not_say_is_of_no_attempt(history: str) -> None:
+def test_a_history_that_does_not_report_is_of_no_attempt(history: str) -> None:
     assert attempts_of(history) == 0
 
 

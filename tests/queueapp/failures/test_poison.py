@@ -60,11 +60,11 @@ def test_a_requeued_message_is_back_in_its_queue_as_it_was_and_new() -> None:
 def test_many_are_requeued_in_batches_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poison_operations, "BATCH", 4)
     bury(10)
-    told: list[int] = []
+    reported: list[int] = []
 
-    assert poison_operations.requeue(poison_operations.find(), progress=told.append) == 10
+    assert poison_operations.requeue(poison_operations.find(), progress=reported.append) == 10
 
-    assert told == [4, 8, 10]
+    assert reported == [4, 8, 10]
     assert [row.body for row in Leased.objects.order_by("seq")] == [b"%d" % number for number in range(10)]
 
 

@@ -33,8 +33,8 @@ def test_an_expiry_that_is_still_to_come_is_kept_and_one_that_is_over_is_dropped
 
 
 @contextmanager
-def somebody_else(act: Any) -> Iterator[None]:
-    """Somebody else has done this and not committed it yet; he does when the block is left."""
+def other_session(act: Any) -> Iterator[None]:
+    """Another session has done this and commits when the block is left."""
     done, go_on = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -56,13 +56,13 @@ def somebody_else(act: Any) -> Iterator[None]:
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="lock_timeout is PostgreSQL's")
 @pytest.mark.parametrize("reset", [True, False])
-def test_what_somebody_else_archives_meanwhile_is_left_as_it_is(reset: bool) -> None:
+def test_a_message_that_another_session_archives_meanwhile_is_left_as_it_is(reset: bool) -> None:
     over = datetime(2020, 1, 1, tzinfo=UTC)
     archived, moved = bury(2, expires=over, attempts=3)
     before = PoisonMessage.objects.get(pk=archived.pk)
 
     with (
-        somebody_else(lambda: poison_operations.archive(poison_operations.find([archived.number]))),
+        other_session(lambda: poison_operations.archive(poison_operations.find([archived.number]))),
         transaction.atomic(),
         connection.cursor() as cursor,
     ):
@@ -77,7 +77,7 @@ def test_what_somebody_else_archives_meanwhile_is_left_as_it_is(reset: bool) -> 
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_what_somebody_has_archived_by_the_time_of_the_lock_is_left_as_it_is(reset: bool) -> None:
+def test_a_message_archived_before_the_lock_is_taken_is_left_as_it_is(reset: bool) -> None:
     """Between the look for what there is and the lock, and it is committed by then."""
     archived, moved = bury(2, attempts=3)
     done: list[bool] = []
@@ -86,7 +86,7 @@ def test_what_somebody_has_archived_by_the_time_of_the_lock_is_left_as_it_is(res
         # On SQL Server the lock is a hint, and on every database this is the first statement that locks anything.
         if ("FOR UPDATE" in sql or "UPDLOCK" in sql) and not done:
             done.append(True)
-            with somebody_else(lambda: poison_operations.archive(poison_operations.find([archived.number]))):
+            with other_session(lambda: poison_operations.archive(poison_operations.find([archived.number]))):
                 pass
         return execute(sql, params, many, context)
 

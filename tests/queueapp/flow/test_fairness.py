@@ -86,6 +86,6 @@ def test_fairness_model_names_who_is_next(model: FairnessModel, expected: list[i
     assert assign(rooms, 4, model, turn=0).indexes == expected
 
 
-def test_what_nobody_has_room_for_stays() -> None:
+def test_messages_beyond_all_limits_stay_unassigned() -> None:
     assert assign([Capacity(1, 0), Capacity(3, 5)], 3, FairnessModel.ROUND_ROBIN).indexes == [0, None, None]
     assert assign([], 2, FairnessModel.FAST).indexes == [None, None]

@@ -9,12 +9,12 @@ from queueapp.flow.filters import SubscriberFilter, filter_of
 from tests.testapp.models import Leased, Packed
 
 
-def test_filter_lets_a_body_pass_that_cannot_be_read_so_that_somebody_keeps_it_as_poison() -> None:
+def test_filter_passes_an_unreadable_body_so_that_it_becomes_poison() -> None:
     assert SubscriberFilter("/n > 3", Leased._meta.label).passes("{}", b"{")
     assert not SubscriberFilter("/n > 3", Leased._meta.label).passes("{}", b'{"n":3}')
 
 
-def test_filter_reads_a_body_that_says_nothing_as_its_queue_does() -> None:
+def test_filter_reads_a_body_without_a_content_type_as_its_queue_does() -> None:
     packed = msgspec.msgpack.encode({"n": 4})
     assert SubscriberFilter("/n = 4", Packed._meta.label).passes("{}", packed)
     assert not SubscriberFilter("/n = 5", Packed._meta.label).passes("{}", packed)

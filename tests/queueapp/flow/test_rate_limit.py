@@ -57,39 +57,39 @@ def test_what_is_no_rate_is_refused(rate: Any) -> None:
 
 
 def test_a_burst_then_the_rate(limit: Any, alias: str) -> None:
-    one, other = limit("6/m", 5), limit("6/m", 5)
+    first, second = limit("6/m", 5), limit("6/m", 5)
 
-    assert one.take(3) == 3
-    assert other.take(100) == 2
-    assert (one.take(1), other.take(1)) == (0, 0)
-    assert 5 < one.wait <= 10
+    assert first.take(3) == 3
+    assert second.take(100) == 2
+    assert (first.take(1), second.take(1)) == (0, 0)
+    assert 5 < first.wait <= 10
 
-    one, other = limit("6/m", 5), limit("6/m", 5)
+    first, second = limit("6/m", 5), limit("6/m", 5)
     let_pass(alias, seconds=21)
-    assert one.take(9) == 2
-    assert other.take(9) == 0
+    assert first.take(9) == 2
+    assert second.take(9) == 0
     let_pass(alias, days=9)
     assert limit("6/m", 5).take(99) == 5
 
 
 def test_what_is_not_used_is_given_back(limit: Any, alias: str) -> None:
-    one = limit("6/h", 5)
-    assert one.take(5) == 5
+    item = limit("6/h", 5)
+    assert item.take(5) == 5
 
-    one.give_back(4)
+    item.give_back(4)
 
-    assert one.wait == 0
+    assert item.wait == 0
     assert limit("6/h", 5).take(9) == 4
 
 
 def test_a_fast_rate_takes_tokens_ahead_and_asks_the_database_seldom(
     limit: Any, alias: str, django_assert_max_num_queries: Any
 ) -> None:
-    one = limit("10000/s", 1000)
+    item = limit("10000/s", 1000)
     with django_assert_max_num_queries(12, connection=connections[alias]):
-        assert one.take(1) == 1
+        assert item.take(1) == 1
     with django_assert_max_num_queries(0, connection=connections[alias]):
-        taken = sum(one.take(1) for _ in range(400))
+        taken = sum(item.take(1) for _ in range(400))
     assert taken <= 499
 
 
@@ -97,11 +97,11 @@ def test_many_threads_take_no_more_than_there_is(limit: Any, alias: str) -> None
     limits = [limit("1/h", 50) for _ in range(6)]
     taken: list[int] = []
 
-    def take(own: RateLimit) -> None:
-        taken.append(sum(own.take(3) for _ in range(20)))
+    def take(subscription: RateLimit) -> None:
+        taken.append(sum(subscription.take(3) for _ in range(20)))
         connections.close_all()
 
-    threads = [threading.Thread(target=take, args=(own,)) for own in limits]
+    threads = [threading.Thread(target=take, args=(limit,)) for limit in limits]
     for thread in threads:
         thread.start()
     for thread in threads:

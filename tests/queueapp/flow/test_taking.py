@@ -62,46 +62,46 @@ def take(taking: LimitedClaims, owner: uuid.UUID, limit: int) -> ClaimResult:
 
 
 def test_fairness_model_costs_a_full_queue_one_look_before_each_claim(taking: LimitedClaims, spy: StatementSpy) -> None:
-    one, _ = subscribe(3), subscribe(4)
+    subscription, _ = subscribe(3), subscribe(4)
     InProportion.send_many({"n": n} for n in range(12))
-    assert len(take(taking, one, 2).rows) == 2
+    assert len(take(taking, subscription, 2).rows) == 2
     spy.used.clear()
 
-    assert len(take(taking, one, 1).rows) == 1
+    assert len(take(taking, subscription, 1).rows) == 1
 
     assert spy.used == ["peek", "claim_by_lease"]
 
 
 def test_fairness_model_shares_out_as_soon_as_there_is_less_than_room(taking: LimitedClaims, spy: StatementSpy) -> None:
-    one, other = subscribe(3), subscribe(4)
+    first, second = subscribe(3), subscribe(4)
     InProportion.send_many({"n": n} for n in range(9))
-    assert [row[SEQ] for row in take(taking, one, 3).rows] == sorted(
+    assert [row[SEQ] for row in take(taking, first, 3).rows] == sorted(
         InProportion.objects.values_list("seq", flat=True)
     )[:3]
-    InProportion.objects.filter(lease_owner=one).delete()
+    InProportion.objects.filter(lease_owner=first).delete()
 
-    taken = take(taking, one, 3)  # 6 are left, of 7 that both may hold
+    taken = take(taking, first, 3)  # 6 are left, of 7 that both may hold
 
     assert "share_out" in spy.used
     owners = list(InProportion.objects.exclude(lease_owner=None).values_list("lease_owner", flat=True))
-    assert (owners.count(one), owners.count(other)) == (3, 3)
+    assert (owners.count(first), owners.count(second)) == (3, 3)
     assert len(taken.rows) == 3
 
 
 def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_than_room_now(
     taking: LimitedClaims,
 ) -> None:
-    one, _ = subscribe(2), subscribe(2)
+    subscription, _ = subscribe(2), subscribe(2)
     InProportion.send_many({"n": n} for n in range(2))
-    assert take(taking, one, 2).rows  # the other one has the second
-    mine = InProportion.objects.filter(lease_owner=one)
-    mine.update(lease_token=F("lease_owner"))
+    assert take(taking, subscription, 2).rows  # the other one has the second
+    first = InProportion.objects.filter(lease_owner=subscription)
+    first.update(lease_token=F("lease_owner"))
     InProportion.send_many({"n": n} for n in range(20))
     taking._known_until = 0.0  # as after KNOWN_FOR
 
-    taken = take(taking, one, 2)
+    taken = take(taking, subscription, 2)
 
-    assert [row[SEQ] for row in taken.rows] == list(mine.values_list("seq", flat=True))
+    assert [row[SEQ] for row in taken.rows] == list(first.values_list("seq", flat=True))
     assert KNOWN_FOR < 1
 
 
@@ -109,10 +109,10 @@ def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_tha
 def test_fairness_model_is_asked_where_a_filter_or_a_late_heartbeat_decides(
     taking: LimitedClaims, spy: StatementSpy, columns: dict[str, Any]
 ) -> None:
-    one, _ = subscribe(2, **columns), subscribe(2)
+    subscription, _ = subscribe(2, **columns), subscribe(2)
     InProportion.send_many({"n": n} for n in range(20))
 
-    taken = take(taking, one, 2)
+    taken = take(taking, subscription, 2)
 
     assert "lock" in spy.used
     assert "claim_by_lease" not in spy.used
@@ -131,40 +131,40 @@ def test_max_backlog_is_counted_however_much_there_is() -> None:
 def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(
     taking: LimitedClaims, spy: StatementSpy
 ) -> None:
-    one, _ = subscribe(2), subscribe(0)
+    subscription, _ = subscribe(2), subscribe(0)
     InProportion.send_many({"n": n} for n in range(20))
-    assert len(take(taking, one, 1).rows) == 1
+    assert len(take(taking, subscription, 1).rows) == 1
     assert "lock" not in spy.used
 
     filtered = subscribe(2, filter="/n > 5")
     taking._known_until = 0.0
-    Subscriber.objects.filter(pk=one).delete()
+    Subscriber.objects.filter(pk=subscription).delete()
 
-    assert len(take(taking, filtered, 2).unassigned) == 5, "what the idle one would let pass is nobody's"
+    assert len(take(taking, filtered, 2).unassigned) == 5, "what the idle consumer would pass is unassigned"
 
 
 def test_fairness_model_who_is_given_something_is_woken_and_has_until_it_would_be_dead(
     taking: LimitedClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = subscribe(2), subscribe(2)
+    first, second = subscribe(2), subscribe(2)
     woken: list[Any] = []
     InProportion.send_many({"n": n} for n in range(2))
     control.set_option(InProportion, "lease_period", timedelta(hours=1))
     monkeypatch.setattr("queueapp.flow.limited_claims.notifier.sent", lambda queue, connection: woken.append(queue))
 
-    take(taking, one, 2)
+    take(taking, first, 2)
 
     assert woken == [InProportion]
-    until = InProportion.objects.filter(lease_owner=other).annotate(left=F("lease_expires") - Now()).get().left
+    until = InProportion.objects.filter(lease_owner=second).annotate(left=F("lease_expires") - Now()).get().left
     assert timedelta() < until <= settings.DEAD_AFTER
 
 
-def test_max_backlog_of_a_fairness_model_that_is_reached_is_told(taking: LimitedClaims, delivery: Any) -> None:
+def test_reached_max_backlog_of_a_fairness_model_is_reported(taking: LimitedClaims, delivery: Any) -> None:
     delivery(InProportion, max_backlog=2)
-    one, other = subscribe(2), subscribe(2)
+    first, second = subscribe(2), subscribe(2)
     InProportion.send_many({"n": n} for n in range(9))
-    assert [len(take(taking, one, 2).rows), len(take(taking, other, 2).rows)] == [1, 1]
+    assert [len(take(taking, first, 2).rows), len(take(taking, second, 2).rows)] == [1, 1]
 
-    taken = take(taking, one, 1)
+    taken = take(taking, first, 1)
 
     assert (taken.rows, taken.at_limit) == ([], True)

@@ -33,7 +33,7 @@ def filled(server: Server, queue: Any, *, limit: int = 1000) -> int:
     feeder, total = QueueFeeder(queue, server.alias), 0
     feeder.attach()
     while True:
-        one = feeder.fill(limit)
-        total += one.copied
-        if not one.more or one.full_with is not None:
+        fill = feeder.fill(limit)
+        total += fill.copied
+        if not fill.more or fill.full_with is not None:
             return total

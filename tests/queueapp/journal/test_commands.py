@@ -73,7 +73,7 @@ def test_replay_prints_json_for_scripts(here: Server) -> None:
     since = str(JournalEntry.objects.using(here.alias).order_by("seq")[0].seq)
 
     found = [json.loads(line) for line in run("replay", TOPIC, "--since", since, "--limit", "1", "--json").splitlines()]
-    assert [(base64.b64decode(one["body"]), one["topic"]) for one in found] == [(b'{"n":2}', TOPIC)]
+    assert [(base64.b64decode(item["body"]), item["topic"]) for item in found] == [(b'{"n":2}', TOPIC)]
     assert found[0]["headers"]["topic"] == TOPIC
 
 
@@ -99,11 +99,11 @@ def test_replay_into_a_queue_puts_copies_in(here: Server) -> None:
         (["x", "--since", "99999999"], "The journal has no entry 99999999"),
         (["x", "--limit", "0"], "--limit 0 is not accepted"),
         (["x", "--filter", "/n >"], "Column 5"),
-        (["x", "--to", "nobody"], "There is no queue 'nobody'"),
+        (["x", "--to", "no-such-queue"], "There is no queue 'no-such-queue'"),
         (["("], "topic = '\\(' is not accepted"),
     ],
 )
-def test_replay_says_in_a_line_what_is_wrong(here: Server, args: list[str], text: str) -> None:
+def test_replay_states_in_a_line_what_is_wrong(here: Server, args: list[str], text: str) -> None:
     with pytest.raises(CommandError, match=text):
         run("replay", *args)
 
@@ -183,7 +183,7 @@ def test_rebuildqueue_of_a_queue_with_target_queue_depth_fills_what_it_has_room_
     assert Deep.objects.using(here.alias).count() == 1000
 
 
-def test_rebuildqueue_of_a_queue_without_a_journal_says_so(here: Server) -> None:
+def test_rebuildqueue_of_a_queue_without_a_journal_reports_it(here: Server) -> None:
     with pytest.raises(CommandError, match=r"testapp.Leased collects 'Leased', which is not journaled"):
         run("rebuildqueue", "testapp.Leased")
     with pytest.raises(CommandError, match="--from = 'x' is not accepted"):
@@ -228,7 +228,8 @@ def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere() -> None:
 
 
 def test_rebuildqueue_again_does_not_double_what_moves_into_the_queue_meanwhile(here: Server) -> None:
-    """A delayed message becomes due between two looks: whoever looked at the queue first would find it nowhere."""
+    """A delayed message becomes due between two looks: a reader that looked at the queue first would find it
+    nowhere."""
     put(here, TOPIC, 1)
     filled(here, Recovered)
     (row,) = Recovered.objects.using(here.alias)

@@ -31,7 +31,7 @@ def test_inactive_message_count_is_what_waits_in_the_journal(server: Server) -> 
     assert figures.inactive_messages(Recovered, server.alias) == (0, True)
 
 
-def test_figures_of_the_journal_tell_what_is_kept_of_each_topic(server: Server, settings: Any) -> None:
+def test_figures_of_the_journal_report_what_is_kept_of_each_topic(server: Server, settings: Any) -> None:
     put(server, "journaled.a", 1, 2, 3)
     put(server, "journaled.for ever", 4)
 
@@ -45,10 +45,10 @@ def test_figures_of_the_journal_tell_what_is_kept_of_each_topic(server: Server, 
     assert json.loads(json.dumps(found.as_dict()))["topics"][1]["journaled"] is True
 
     settings.QUEUEAPP = {}
-    assert [one.journaled for one in figures.journal_stats(server.alias).topics] == [False, False]
+    assert [topic.journaled for topic in figures.journal_stats(server.alias).topics] == [False, False]
 
 
-def test_queuestats_tells_what_waits_in_the_journal(server: Server) -> None:
+def test_queuestats_reports_what_waits_in_the_journal(server: Server) -> None:
     if server.alias != "default":
         pytest.skip("the command asks the router")
     put(server, "journaled.deep", *range(1300))
@@ -56,10 +56,10 @@ def test_queuestats_tells_what_waits_in_the_journal(server: Server) -> None:
     out = io.StringIO()
     call_command("queuestats", "testapp.Deep", stdout=out)
     assert "300 more in the journal" in out.getvalue()
-    (one,) = queue_stats([Deep])
-    assert (one.inactive, one.inactive_exact, one.error) == (300, True, "")
-    (other,) = queue_stats([Leased])
-    assert other.inactive is None
+    (stats,) = queue_stats([Deep])
+    assert (stats.inactive, stats.inactive_exact, stats.error) == (300, True, "")
+    (second_stats,) = queue_stats([Leased])
+    assert second_stats.inactive is None
 
 
 def test_queuestats_journal_shows_the_topics(server: Server) -> None:

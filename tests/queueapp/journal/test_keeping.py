@@ -28,21 +28,21 @@ def entries(server: Server) -> list[JournalEntry]:
 
 
 def test_journal_keeps_what_is_published_whether_or_not_a_queue_takes_it(server: Server) -> None:
-    identity = publish("journaled.nobody", {"n": 1}, using=server.alias)
+    identity = publish("journaled.unrouted", {"n": 1}, using=server.alias)
 
     (entry,) = entries(server)
-    assert (entry.topic, entry.message_id, entry.queues, entry.body) == ("journaled.nobody", identity, "", b'{"n":1}')
+    assert (entry.topic, entry.message_id, entry.queues, entry.body) == ("journaled.unrouted", identity, "", b'{"n":1}')
     assert entry.txid > 0
 
 
-def test_journal_says_which_queues_took_a_message(server: Server, delivery: Any) -> None:
+def test_journal_states_which_queues_took_a_message(server: Server, delivery: Any) -> None:
     delivery(Wide, filter="/n > 1")
     publish("journaled.orders", {"n": 1}, using=server.alias)
     publish_many("journaled.orders", [{"n": n} for n in range(4)], using=server.alias)
     publish("journaled.deep", {"n": 1}, using=server.alias)
 
-    both, one = "|testapp.Recovered|testapp.Wide|", "|testapp.Recovered|-testapp.Wide|"
-    assert [entry.queues for entry in entries(server)] == [one, one, one, both, both, "|+testapp.Deep|"]
+    both, item = "|testapp.Recovered|testapp.Wide|", "|testapp.Recovered|-testapp.Wide|"
+    assert [entry.queues for entry in entries(server)] == [item, item, item, both, both, "|+testapp.Deep|"]
     assert (Recovered.objects.using(server.alias).count(), Wide.objects.using(server.alias).count()) == (5, 2)
     assert not Deep.objects.using(server.alias).exists(), "it takes them out of the journal, as it has room"
 
@@ -77,7 +77,8 @@ def test_journal_keeps_headers_and_options(server: Server) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_journal_has_a_place_for_all_that_a_message_carries(server: Server, count: int) -> None:
     said = {
-        one.outgoing: column_values.LIFETIME_MS if one.kind is Kind.TIME else column_values.said_of(one) for one in SENT
+        item.outgoing: column_values.LIFETIME_MS if item.kind is Kind.TIME else column_values.said_of(item)
+        for item in SENT
     }
     journal = journal_of(server.connection)
 
@@ -87,16 +88,16 @@ def test_journal_has_a_place_for_all_that_a_message_carries(server: Server, coun
     assert len(seqs) == count
     horizon = journal.horizon(server.connection)
     for kept in journal.read(server.connection, ["t"], BEGINNING, horizon, 10):
-        for one in SENT:
-            if one.kind is not Kind.TIME:
-                assert getattr(kept, one.name) == said[one.name]
+        for column in SENT:
+            if column.kind is not Kind.TIME:
+                assert getattr(kept, column.name) == said[column.name]
         assert kept.expires > kept.published_at
 
 
 def test_journal_of_many_keeps_their_order_and_bookmarks(server: Server) -> None:
-    publish_many("journaled.nobody", [{"n": n} for n in range(1200)], using=server.alias)
+    publish_many("journaled.unrouted", [{"n": n} for n in range(1200)], using=server.alias)
 
-    assert [entry.decode()["n"] for entry in replay("journaled.nobody", using=server.alias)] == list(range(1200))
+    assert [entry.decode()["n"] for entry in replay("journaled.unrouted", using=server.alias)] == list(range(1200))
 
 
 def test_topic_that_is_not_journaled_pays_no_statement_more(server: Server, delivery: Any) -> None:
@@ -110,9 +111,9 @@ def test_topic_that_is_not_journaled_pays_no_statement_more(server: Server, deli
     assert entries(server) == []
 
 
-def test_topic_that_nobody_takes_or_keeps_is_refused(server: Server) -> None:
+def test_topic_without_subscriptions_or_journal_is_refused(server: Server) -> None:
     with pytest.raises(InvalidMessage, match="no queue collects it"):
-        publish("plain.nobody", {}, using=server.alias)
+        publish("plain.unrouted", {}, using=server.alias)
 
 
 def test_delayed_message_is_kept_when_it_is_published(server: Server) -> None:

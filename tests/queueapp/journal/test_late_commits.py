@@ -30,7 +30,7 @@ def append(server: Server, connection: Any, number: int, topic: str = TOPIC) -> 
 def read(server: Server, after: Any = BEGINNING, topics: Any = (TOPIC,)) -> list[int]:
     journal = journal_of(server.connection)
     horizon = journal.horizon(server.connection)
-    return [int(one.body or b"") for one in journal.read(server.connection, list(topics), after, horizon, 1000)]
+    return [int(message.body or b"") for message in journal.read(server.connection, list(topics), after, horizon, 1000)]
 
 
 def test_reader_waits_for_an_open_transaction_that_published_before(server: Server) -> None:
@@ -132,29 +132,29 @@ def test_topic_that_is_new_behind_the_horizon_is_not_missed(server: Server) -> N
     then = journal.read(
         server.connection, journal.topics(server.connection), after, journal.horizon(server.connection), 10
     )
-    assert [one.body for one in (*seen, *then)] == [b"1", b"2", b"3"]
+    assert [message.body for message in (*seen, *then)] == [b"1", b"2", b"3"]
 
 
 def test_follower_sees_each_entry_once_and_in_order_while_others_commit_when_they_like(server: Server) -> None:
     """Eight publishers, whose transactions stay open for as long as they like, and one that follows."""
-    publishers, each = 8, 25
+    publishers, item = 8, 25
     committed: set[int] = set()
     lock = threading.Lock()
 
     def publish(number: int) -> None:
         connection, chance, tick = server.another(), random.Random(number), threading.Event()
-        for n in range(each):
+        for n in range(item):
             connection.set_autocommit(False)
-            mine = [number * 1000 + n * 10 + k for k in range(chance.randint(1, 3))]
-            for one in mine:
-                append(server, connection, one)
+            first = [number * 1000 + n * 10 + k for k in range(chance.randint(1, 3))]
+            for candidate in first:
+                append(server, connection, candidate)
                 tick.wait(chance.random() * 0.01)  # how long it is open: that is what is tested
             if chance.random() < 0.2:
                 connection.rollback()
             else:
                 connection.commit()
                 with lock:
-                    committed.update(mine)
+                    committed.update(first)
             connection.set_autocommit(True)
 
     following = replay(TOPIC, follow=True, batch=7, using=server.alias)

@@ -38,10 +38,10 @@ def unknown(delivery: Any) -> Any:
     return hide
 
 
-def before(server: Server, unknown: Any, *some: int, **options: Any) -> None:
+def before(server: Server, unknown: Any, *part: int, **options: Any) -> None:
     """Publish before the queue is there."""
     show = unknown()
-    put(server, TOPIC, *some)
+    put(server, TOPIC, *part)
     show(**options)
 
 
@@ -214,7 +214,7 @@ def test_two_that_fill_share_the_work(server: Server, unknown: Any) -> None:
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=fill, args=(one,)) for one in fillers]
+    threads = [threading.Thread(target=fill, args=(filler,)) for filler in fillers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -275,17 +275,17 @@ def test_foreign_headers_are_written_in_a_copy_as_well(server: Server, delivery:
     assert "NServiceBus.MessageId" in Interop.objects.using(server.alias).get().headers
 
 
-def test_copy_is_encoded_as_the_queue_says(server: Server, unknown: Any) -> None:
+def test_copy_is_encoded_as_the_queue_states(server: Server, unknown: Any) -> None:
     before(server, unknown, 1, encoding=("zlib",))
     filled(server, Recovered)
 
     (message,) = Recovered.objects.using(server.alias)
     assert zlib.decompress(message.body) == b'{"n":1}'
     with Recovered.receive(using=server.alias) as batch:
-        assert [one.body for one in batch] == [{"n": 1}]
+        assert [message.body for message in batch] == [{"n": 1}]
 
 
-def test_copy_of_a_barrier_is_one_whatever_the_expression_says(server: Server, delivery: Any) -> None:
+def test_copy_of_a_barrier_is_one_whatever_the_expression_states(server: Server, delivery: Any) -> None:
     put(server, TOPIC, 1)
     JournalEntry.objects.using(server.alias).update(is_barrier=True)
     delivery(FencedByExpression, underlying_topic=TOPIC)

@@ -1,4 +1,4 @@
-"""Retention: what is kept for long enough goes, whole partitions where there are some, and nothing that somebody still
+"""Retention: what is kept for long enough goes, whole partitions where there are some, and nothing that a queue still
 reads."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.queueapp.sql.server import Server, outgoing
 from tests.testapp.models import Deep, Recovered
 
 pytestmark = real_commits
-SHORT, LONG = "journaled.nobody", "journaled.for ever"
+SHORT, LONG = "journaled.unrouted", "journaled.for ever"
 
 
 def age(server: Server, by: timedelta, **which: Any) -> None:
@@ -50,15 +50,15 @@ def yesterdays(server: Server) -> Any:
 
     def make(days: int) -> str:
         journal = journal_of(server.connection)
-        before = {one.name for one in partitions(server)}
+        before = {partition.name for partition in partitions(server)}
         with transaction.atomic(using=server.alias):
             assert journal.add_partition(server.connection, -days, 1000)
-        made.extend({one.name for one in partitions(server)} - before)
+        made.extend({partition.name for partition in partitions(server)} - before)
         return made[-1]
 
     yield make
     for name in made:
-        if name in {one.name for one in partitions(server)}:
+        if name in {partition.name for partition in partitions(server)}:
             server.run(f'DROP TABLE "{name}"')
 
 
@@ -132,10 +132,10 @@ def test_retention_never_passes_a_queue_that_is_about_to_be_filled(server: Serve
     assert retention.apply_retention(server.alias) == 1
 
 
-def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
+def test_queue_without_workers_holds_no_entries_after_a_week(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is said when retention passes it, once, and when somebody looks after it again."""
+    """The log has one line when retention passes it, and one when it has workers again."""
     monkeypatch.setattr(retention, "_logged", set())
     put(server, "journaled.deep", 1)
     QueueFeeder(Deep, server.alias).attach()
@@ -155,7 +155,7 @@ def test_queue_that_nobody_looks_after_holds_nothing_back_after_a_week(
 
 
 @pytest.mark.parametrize("instead", ["now", "fail"])
-def test_replay_that_retention_overtakes_says_so(
+def test_replay_that_retention_overtakes_reports_it(
     server: Server, caplog: pytest.LogCaptureFixture, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(server, SHORT, *range(10))
@@ -177,7 +177,7 @@ def test_replay_that_retention_overtakes_says_so(
     assert "may have removed entries" in said
 
 
-def test_replay_that_nothing_was_removed_of_says_nothing(
+def test_replay_that_nothing_was_removed_of_reports_nothing(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(server, SHORT, *range(10))
@@ -187,10 +187,10 @@ def test_replay_that_nothing_was_removed_of_says_nothing(
     assert not [text for text in caplog.messages if "The replay of" in text]
 
 
-def test_replay_that_followed_and_slept_for_longer_than_the_retention_says_so(
+def test_replay_that_followed_and_slept_for_longer_than_the_retention_reports_it(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had read all; what has come and gone since nobody can name."""
+    """It had read all; what has come and gone since is unknown."""
     put(server, SHORT, 1)
     with replay(SHORT, follow=True, batch=4, using=server.alias) as following:
         assert next(following).decode()["n"] == 1
@@ -298,9 +298,9 @@ def test_partitions_are_made_ahead(server: Server) -> None:
     retention.make_partitions(server.alias)
 
     found = partitions(server)
-    assert [one.end is None for one in found] == [False] * (len(found) - 1) + [True]
-    assert {one.name for one in before} <= {one.name for one in found}
-    assert sum(one.end is not None and one.end > today for one in found) >= retention.AHEAD
+    assert [item.end is None for item in found] == [False] * (len(found) - 1) + [True]
+    assert {item.name for item in before} <= {item.name for item in found}
+    assert sum(item.end is not None and item.end > today for item in found) >= retention.AHEAD
     assert retention.make_partitions(server.alias) == 0
 
 
@@ -313,7 +313,7 @@ def test_partition_is_dropped_whole_when_all_in_it_is_over(server: Server, yeste
 
     assert retention.apply_retention(server.alias) == 0, "not one by one"
 
-    assert name not in {one.name for one in partitions(server)}
+    assert name not in {partition.name for partition in partitions(server)}
     assert len(kept(server)) == 1
 
 
@@ -325,7 +325,7 @@ def test_partition_with_a_longer_topic_is_kept_without_the_shorter(server: Serve
 
     assert retention.apply_retention(server.alias) == 1
     assert kept(server) == [LONG]
-    assert name in {one.name for one in partitions(server)}
+    assert name in {partition.name for partition in partitions(server)}
 
 
 def test_partition_that_a_queue_still_needs_is_kept(server: Server, yesterdays: Any) -> None:
@@ -335,23 +335,23 @@ def test_partition_that_a_queue_still_needs_is_kept(server: Server, yesterdays: 
     QueueFeeder(Deep, server.alias).attach()
 
     retention.apply_retention(server.alias)
-    assert name in {one.name for one in partitions(server)}
+    assert name in {partition.name for partition in partitions(server)}
     assert filled(server, Deep) == 1
     retention.apply_retention(server.alias)
-    assert name not in {one.name for one in partitions(server)}
+    assert name not in {partition.name for partition in partitions(server)}
     assert numbers(server, Deep) == [1]
 
 
-def test_partition_that_somebody_reads_is_dropped_another_time(server: Server, yesterdays: Any) -> None:
+def test_partition_with_a_reader_is_dropped_later(server: Server, yesterdays: Any) -> None:
     name = yesterdays(5)
     reader = server.another()
     with server.transaction(reader), reader.cursor() as cursor:
         cursor.execute(f'SELECT count(*) FROM "{name}"')
         retention.apply_retention(server.alias)
-        assert name in {one.name for one in partitions(server)}
+        assert name in {partition.name for partition in partitions(server)}
         publish(SHORT, {}, using=server.alias)
     retention.apply_retention(server.alias)
-    assert name not in {one.name for one in partitions(server)}
+    assert name not in {partition.name for partition in partitions(server)}
 
 
 def test_partition_gets_an_entry_while_its_drop_waits_and_is_kept(
@@ -382,7 +382,7 @@ def test_partition_gets_an_entry_while_its_drop_waits_and_is_kept(
         eventually(lambda: server.connection.cursor().execute(waiting).fetchone() is not None)
     dropping.join(DEADLINE)
 
-    assert name in {one.name for one in partitions(server)}
+    assert name in {partition.name for partition in partitions(server)}
     assert LONG in kept(server)
 
 

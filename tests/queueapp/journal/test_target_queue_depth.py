@@ -34,9 +34,9 @@ DEPTH = 1000
 @pytest.fixture
 def service(server: Server) -> Iterator[JournalService]:
     """What tops up the queue, on its thread."""
-    one = JournalService(server.alias, [Deep], Elector(server.alias, "journal of a test", uuid.uuid4()))
-    yield one
-    assert one.stop(DEADLINE)
+    journal_service = JournalService(server.alias, [Deep], Elector(server.alias, "journal of a test", uuid.uuid4()))
+    yield journal_service
+    assert journal_service.stop(DEADLINE)
 
 
 def active(server: Server) -> int:
@@ -77,7 +77,7 @@ def test_message_published_before_the_queue_was_attached_is_not_lost_with_recove
     delivery(Deep, recovery_point="now")
     put(server, TOPIC, 1, 2)
 
-    assert filled(server, Deep) == 2, "whoever published knew of the queue and left it to the journal"
+    assert filled(server, Deep) == 2, "the publisher knew the queue and left it to the journal"
 
 
 def test_sent_message_is_active_at_once_and_counted(server: Server) -> None:
@@ -117,10 +117,10 @@ def test_service_tops_up_what_is_published_and_after_acks(server: Server, servic
     service.start()
     eventually(lambda: active(server) == DEPTH)
 
-    for left in (2000, 1000):
+    for number in (2000, 1000):
         take(server, Deep, DEPTH)
         eventually(lambda: active(server) == DEPTH)
-        assert eventually(lambda left=left: inactive_messages(Deep, server.alias) == (left - DEPTH, True))
+        assert eventually(lambda remaining=number: inactive_messages(Deep, server.alias) == (remaining - DEPTH, True))
     take(server, Deep, DEPTH)
     publish(TOPIC, {"n": 3000}, using=server.alias)
     service.wake()

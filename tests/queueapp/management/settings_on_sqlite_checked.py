@@ -1,4 +1,4 @@
-"""The same before anybody knows about it."""
+"""The same before the connection is used."""
 
 from tests.queueapp.management.settings_on_sqlite import *  # noqa: F403
 

@@ -41,7 +41,7 @@ def test_a_number_out_of_its_range(command: list[str], range_: str) -> None:
         call_command(*command)
 
 
-def test_a_queue_that_nobody_here_consumes_is_not_received() -> None:
+def test_a_queue_without_consumers_here_is_not_received() -> None:
     with pytest.raises(CommandError, match=r"testapp\.Short has no consumer in this project"):
         call_command("runqueueworker", "testapp.Short")
 
@@ -115,7 +115,7 @@ def test_counts_are_kept_when_asked(option: list[str], cancels: int) -> None:
 
 
 class Terminal(StringIO):
-    """Somebody presses Ctrl-C when the first batch is done."""
+    """The operator presses Ctrl-C when the first batch is done."""
 
     def isatty(self) -> bool:
         return True
@@ -127,7 +127,7 @@ class Terminal(StringIO):
 
 
 @pytest.mark.parametrize(
-    ("command", "said", "left"),
+    ("command", "said", "remaining"),
     [
         (["requeuepoison", "--all"], "Stopped; 2 poison messages were requeued, the others are unchanged", (5, 1, 3)),
         (["purgequeue", "testapp.Leased", "--yes"], r"Stopped; 2 messages of testapp\.Leased were deleted", (1, 3, 3)),
@@ -136,8 +136,8 @@ class Terminal(StringIO):
         (["movemessages", "testapp.Leased", "--type", "", "--poison"], "Stopped; 2 messages without a type", (1, 5, 3)),
     ],
 )  # fmt: skip
-def test_a_long_command_that_is_interrupted_says_how_far_it_came(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], said: str, left: tuple[int, int, int]
+def test_a_long_command_that_is_interrupted_states_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], said: str, remaining: tuple[int, int, int]
 ) -> None:
     for place in (
         "failures.poison_operations.BATCH",
@@ -157,10 +157,10 @@ def test_a_long_command_that_is_interrupted_says_how_far_it_came(
 
     assert raised.value.returncode == 130
     gone = DelayedMessage.objects.filter(destination="gone.Shop")
-    assert (Leased.objects.count(), PoisonMessage.objects.count(), gone.count()) == left
+    assert (Leased.objects.count(), PoisonMessage.objects.count(), gone.count()) == remaining
 
 
-def test_to_purge_what_has_expired_asks_nobody() -> None:
+def test_to_purge_expired_messages_does_not_ask() -> None:
     out = StringIO()
     call_command("purgequeue", "testapp.Leased", "--expired", stdout=out)
     assert out.getvalue() == "0 expired messages of testapp.Leased were deleted.\n"

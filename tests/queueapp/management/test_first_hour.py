@@ -157,16 +157,16 @@ def test_a_script_that_reads_json_reads_the_error(
     assert json.loads(capsys.readouterr().out) == {"error": str(raised.value)}
 
 
-OURS = ("queueapp", "queueapp.contrib.amps", "queueapp.contrib.celery", "workers", "queueapp.workers")
+QUEUEAPP_APPS = ("queueapp", "queueapp.contrib.amps", "queueapp.contrib.celery", "workers", "queueapp.workers")
 
 
 def commands_with_json() -> dict[str, BaseCommand]:
     """Every command of ours that has --json."""
-    ours = {name: load_command_class(app, name) for name, app in get_commands().items() if app in OURS}
-    return {name: one for name, one in ours.items() if "--json" in one.create_parser("", name).format_help()}
+    product = {name: load_command_class(app, name) for name, app in get_commands().items() if app in QUEUEAPP_APPS}
+    return {name: our for name, our in product.items() if "--json" in our.create_parser("", name).format_help()}
 
 
-def test_arguments_that_cannot_be_read_are_told_in_json_where_that_was_asked_for(
+def test_unreadable_arguments_are_reported_as_json_with_the_json_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = commands_with_json()
@@ -253,17 +253,17 @@ ARGUMENTS: dict[str, list[str]] = {
     "setconcurrency": ["testapp.Leased", "3"],
     "setqueue": ["testapp.Leased"],
 }
-OTHERS = {"importamps"}
+WITHOUT_ARGUMENTS = {"importamps"}
 
 
 def test_every_command_is_among_those_that_are_called_without_a_database() -> None:
-    ours = {name for name, app in get_commands().items() if app in OURS}
-    assert ARGUMENTS.keys() | OTHERS == ours
+    product = {name for name, app in get_commands().items() if app in QUEUEAPP_APPS}
+    assert ARGUMENTS.keys() | WITHOUT_ARGUMENTS == product
 
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody listens where the database of this process should be."""
+    """No server listens where the database of this process should be."""
     connection.close()
     parameters = connection.get_connection_params
     monkeypatch.setattr(connection, "get_connection_params", lambda: parameters() | {"host": "127.0.0.1", "port": 1})
@@ -299,7 +299,7 @@ def test_where_it_was_raised_is_shown_on_demand() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("command", ["listpoison", "rundelayeddispatcher"])
-def test_a_database_that_the_project_has_not_is_told_with_those_that_it_has(command: str) -> None:
+def test_an_unknown_database_is_reported_with_the_known_databases(command: str) -> None:
     with pytest.raises(CommandError, match=r"'nope' doesn't exist\. Databases of this project .*: default"):
         call_command(command, database="nope")
 
@@ -318,7 +318,7 @@ def test_an_error_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.django_db
-def test_a_worker_does_not_start_with_a_time_limit_beyond_a_lease_that_nobody_renews(
+def test_a_worker_does_not_start_with_a_time_limit_beyond_a_lease_that_is_never_renewed(
     monkeypatch: pytest.MonkeyPatch, no_consumers: None
 ) -> None:
     @consumer(Leased, name="tests.slow", timeout=60)
@@ -346,16 +346,16 @@ def test_a_worker_does_not_start_with_a_time_limit_beyond_a_lease_that_nobody_re
         ["requeuepoison", "--all", "--to", "nope"],
     ],
 )
-def test_an_unknown_queue_is_told_with_the_known_ones(command: list[str]) -> None:
+def test_an_unknown_queue_is_reported_with_the_known_queues(command: list[str]) -> None:
     with pytest.raises(CommandError, match=r"There is no queue 'nope'.* Known queues: .*testapp\.Leased"):
         call_command(*command)
 
 
-# -- nobody there to ask -------------------------------------------------------------------------------------------
+# -- no terminal to ask in -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db
-def test_a_purge_without_a_terminal_says_which_option_means_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_purge_without_a_terminal_states_which_option_means_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     Leased.send({"n": 1})
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
 
@@ -367,7 +367,7 @@ def test_a_purge_without_a_terminal_says_which_option_means_yes(monkeypatch: pyt
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("option", ["--yes", "--no-input", "--noinput"])
-def test_a_purge_that_was_told_yes_does_not_ask(option: str) -> None:
+def test_a_purge_with_a_yes_option_does_not_ask(option: str) -> None:
     Leased.send({"n": 1})
 
     call_command("purgequeue", "testapp.Leased", option)
@@ -376,24 +376,26 @@ def test_a_purge_that_was_told_yes_does_not_ask(option: str) -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("answer", "left"), [("testapp.Leased", 0), ("yes", 1)])
-def test_a_purge_at_a_terminal_takes_the_label_for_yes(monkeypatch: pytest.MonkeyPatch, answer: str, left: int) -> None:
+@pytest.mark.parametrize(("answer", "remaining"), [("testapp.Leased", 0), ("yes", 1)])
+def test_a_purge_at_a_terminal_takes_the_label_for_yes(
+    monkeypatch: pytest.MonkeyPatch, answer: str, remaining: int
+) -> None:
     Leased.send({"n": 1})
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda _: answer)
-    if left:
+    if remaining:
         with pytest.raises(CommandError, match="Nothing was done"):
             call_command("purgequeue", "testapp.Leased")
     else:
         call_command("purgequeue", "testapp.Leased")
 
-    assert Leased.objects.count() == left
+    assert Leased.objects.count() == remaining
 
 
 # -- SQLite --------------------------------------------------------------------------------------------------------
 
 
-def test_on_sqlite_our_tables_are_not_made_and_a_worker_says_why(tmp_path: Path) -> None:
+def test_on_sqlite_our_tables_are_not_made_and_a_worker_gives_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "db.sqlite3"
     environment = {"DJANGO_SETTINGS_MODULE": "tests.queueapp.management.settings_on_sqlite", "SQLITE_FILE": str(file)}
 

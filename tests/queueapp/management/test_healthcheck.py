@@ -24,12 +24,12 @@ HERE = socket.gethostname()[:255]
 
 
 def alive(
-    queue: str = "testapp.Leased", *, host: str = HERE, seconds: float = 1, breakers: Any = (), **others: Any
+    queue: str = "testapp.Leased", *, host: str = HERE, seconds: float = 1, breakers: Any = (), **rest: Any
 ) -> None:
     Subscriber.objects.create(
         id=uuid.uuid4(), queue=queue, host=host, process=1, supervisor=uuid.uuid4(),
         heartbeat_at=Now() - timedelta(seconds=seconds), alive_until=Now() + timedelta(seconds=20 - seconds),
-        breakers=json.dumps(list(breakers)) if breakers else "", **others,
+        breakers=json.dumps(list(breakers)) if breakers else "", **rest,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_a_bound_out_of_its_bounds_is_a_line(arguments: tuple[str, str]) -> None
 
 def test_a_database_that_that_does_not_answer_is_a_problem_in_one_line() -> None:
     environment = os.environ | {
-        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+        "DATABASE_URL": "postgresql://none@127.0.0.1:1/none",
         "DJANGO_SETTINGS_MODULE": "tests.settings",
     }
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""``listpoison`` shows what a stranger may have written, and obeys none of it."""
+"""``listpoison`` shows what a foreign writer may have written, escaped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_control_character_of_a_message_reaches_the_terminal(field: str, writ
     assert line.isprintable()
 
 
-def test_a_long_reason_is_cut_and_says_so() -> None:
+def test_a_long_reason_is_cut_and_reports_it() -> None:
     bury(reason="x" * 450)
 
     (line,), _ = listed()
@@ -56,7 +56,7 @@ def test_a_long_reason_is_cut_and_says_so() -> None:
     assert line.endswith("x" * 300 + "… (150 characters more)")
 
 
-def test_more_messages_than_the_limit_are_said() -> None:
+def test_more_messages_than_the_limit_are_reported() -> None:
     for _ in range(3):
         bury()
 
@@ -71,8 +71,8 @@ def test_json_stays_parseable_when_something_is_left_out() -> None:
 
     lines, beside = listed("--json", "--limit", "1")
 
-    (one,) = [json.loads(line) for line in lines]
-    assert one["reason"] == "\x1b[2J\n"
+    (loads,) = [json.loads(line) for line in lines]
+    assert loads["reason"] == "\x1b[2J\n"
     assert lines[0].isprintable()
     assert "there are more" in beside
 

@@ -134,8 +134,8 @@ def at_a_terminal(
                 if not select.select([terminal], [], [], 1.0)[0]:
                     if answer not in shown:
                         os.write(terminal, typed)
-                elif some := os.read(terminal, 65_536):
-                    shown += some
+                elif part := os.read(terminal, 65_536):
+                    shown += part
                 else:
                     break
             else:
@@ -149,7 +149,7 @@ def at_a_terminal(
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"\x04", 1), (b"\x03", 130)], ids=["Ctrl-D", "Ctrl-C"])
-def test_whoever_leaves_a_question_has_done_nothing(environment: Environment, key: bytes, code: int) -> None:
+def test_an_unanswered_question_changes_nothing(environment: Environment, key: bytes, code: int) -> None:
     Leased.send({})
 
     ended, shown = at_a_terminal(

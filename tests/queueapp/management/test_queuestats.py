@@ -1,4 +1,4 @@
-"""``queuestats`` shows names and errors that strangers wrote, each in its line; a queue that is named twice is one
+"""``queuestats`` shows names and errors of foreign writers, each in its line; a queue that is named twice is one
 queue."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lines(*queues: str) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_nothing_that_a_stranger_wrote_is_obeyed_by_the_terminal() -> None:
+def test_control_characters_of_foreign_rows_are_escaped() -> None:
     PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=HOSTILE, reason="r")
     trouble = [{"name": "Peek", "state": "failing", "error": HOSTILE}]
     Subscriber.objects.create(
@@ -41,9 +41,9 @@ def test_nothing_that_a_stranger_wrote_is_obeyed_by_the_terminal() -> None:
     shown = lines()
 
     assert all(line.isprintable() for line in shown), shown
-    told = "a⟨U+001B⟩[2J b⟨U+202E⟩c"
+    reported = "a⟨U+001B⟩[2J b⟨U+202E⟩c"
     (queue,) = [line for line in shown if line.startswith("testapp.Leased ")]
-    assert queue.endswith(f"Peek: failing: {told}")
+    assert queue.endswith(f"Peek: failing: {reported}")
     assert [line.split()[:2] for line in shown if line.startswith("a⟨")] == [["a⟨U+001B⟩[2J", "b⟨U+202E⟩c"]]
     assert any(
         line.startswith(f"testapp.Leased: 1 message for type {HOSTILE!r}, no consumer in a live worker")

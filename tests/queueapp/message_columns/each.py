@@ -17,20 +17,20 @@ from queueapp.sql.message_columns import MESSAGE_COLUMNS, SENT, Kind, MessageCol
 from tests import column_values
 from tests.testapp.models import AddressedUrgent
 
-each_column = pytest.mark.parametrize("one", MESSAGE_COLUMNS, ids=lambda one: one.name)
-each_sent = pytest.mark.parametrize("one", SENT, ids=lambda one: one.name)
+each_column = pytest.mark.parametrize("column", MESSAGE_COLUMNS, ids=lambda column: column.name)
+each_sent = pytest.mark.parametrize("column", SENT, ids=lambda column: column.name)
 
 #: How the public functions call it, where that is not its name.
 ARGUMENTS = {"expires": "expires_in", "reply_to_address": "reply_to"}
 
 
-def options(*ones: MessageColumn) -> dict[str, Any]:
+def options(*columns: MessageColumn) -> dict[str, Any]:
     """What a sender says."""
-    said = {ARGUMENTS.get(one.name, one.name): column_values.said_of(one) for one in ones}
-    for one in ones:
-        if one.kind is Kind.TIME:
-            said[ARGUMENTS.get(one.name, one.name)] = timedelta(milliseconds=column_values.LIFETIME_MS)
-        if one.name == "recipient":
+    said = {ARGUMENTS.get(column.name, column.name): column_values.said_of(column) for column in columns}
+    for column in columns:
+        if column.kind is Kind.TIME:
+            said[ARGUMENTS.get(column.name, column.name)] = timedelta(milliseconds=column_values.LIFETIME_MS)
+        if column.name == "recipient":
             said["unknown_recipient"] = True
     return said
 

@@ -27,27 +27,27 @@ FIELDS = {
 
 @each_column
 @pytest.mark.parametrize("model", [QueueModel, StoredMessage])
-def test_the_models_have_the_column_as_it_is_declared(one: MessageColumn, model: Any) -> None:
-    field = model._meta.get_field(one.name)
+def test_the_models_have_the_column_as_it_is_declared(column: MessageColumn, model: Any) -> None:
+    field = model._meta.get_field(column.name)
 
     # Outside of its queue a priority may be one of 64 bits.
-    wide = one.kind is Kind.INT16 and model is StoredMessage
-    assert isinstance(field, models.BigIntegerField if wide else FIELDS[one.kind])
-    assert field.null == (one.default is None and one.sent)
+    wide = column.kind is Kind.INT16 and model is StoredMessage
+    assert isinstance(field, models.BigIntegerField if wide else FIELDS[column.kind])
+    assert field.null == (column.default is None and column.sent)
     assert field.has_db_default() == (not field.null), "a foreign producer inserts only the columns that it knows"
-    if one.default is not None:
-        assert field.db_default == one.default
-    if one.kind is Kind.TEXT:
-        assert field.max_length == one.max_length
+    if column.default is not None:
+        assert field.db_default == column.default
+    if column.kind is Kind.TEXT:
+        assert field.max_length == column.max_length
 
 
 def test_what_is_sent_has_the_order_it_always_had() -> None:
-    told = (timedelta(1), "r", 2, "c", "a", True)
+    reported = (timedelta(1), "r", 2, "c", "a", True)
     assert (OPTIONS[:6], NO_OPTIONS[:6]) == (
         ("expires", "recipient", "priority", "correlation_id", "reply_to_address", "is_barrier"),
         (None, "", 0, None, None, False),
     )
-    assert Outgoing(uuid.UUID(int=1), "{}", b"", *told)[3:9] == told
+    assert Outgoing(uuid.UUID(int=1), "{}", b"", *reported)[3:9] == reported
 
 
 @real_commits

@@ -25,75 +25,75 @@ from tests.testapp.models import AddressedUrgent, ForeignPostgres
 
 @real_commits
 @each_column
-def test_a_message_that_is_retried_at_once_keeps_it(one: MessageColumn) -> None:
+def test_a_message_that_is_retried_at_once_keeps_it(column: MessageColumn) -> None:
     failed(RetryNow())
 
-    assert getattr(only(AddressedUrgent), one.name) == column_values.value_of(one)
+    assert getattr(only(AddressedUrgent), column.name) == column_values.value_of(column)
 
 
 @real_commits
 @each_column
-def test_a_message_that_is_retried_later_keeps_it(one: MessageColumn) -> None:
+def test_a_message_that_is_retried_later_keeps_it(column: MessageColumn) -> None:
     failed(RetryLater(timedelta(0)))
-    assert getattr(only(DelayedMessage), one.name) == column_values.value_of(one)
+    assert getattr(only(DelayedMessage), column.name) == column_values.value_of(column)
 
     dispatch_due("default", 10)
 
-    assert getattr(only(AddressedUrgent), one.name) == column_values.value_of(one)
+    assert getattr(only(AddressedUrgent), column.name) == column_values.value_of(column)
 
 
 @real_commits
 @each_column
-def test_a_retry_that_cannot_be_delivered_keeps_it(one: MessageColumn) -> None:
+def test_a_retry_that_cannot_be_delivered_keeps_it(column: MessageColumn) -> None:
     failed(RetryLater(timedelta(0)))
-    # A queue that is known here, and whose table nobody has made.
+    # A queue that is known here, and whose table does not exist.
     DelayedMessage.objects.update(destination="testapp.ForeignPostgres")
 
     dispatch_due("default", 10)
 
-    assert getattr(only(PoisonMessage), one.name) == column_values.value_of(one)
+    assert getattr(only(PoisonMessage), column.name) == column_values.value_of(column)
 
 
 @real_commits
 @each_column
 @pytest.mark.parametrize("reset", [True, False])
-def test_poison_keeps_it_and_so_does_what_is_requeued(one: MessageColumn, reset: bool) -> None:
+def test_poison_keeps_it_and_so_does_what_is_requeued(column: MessageColumn, reset: bool) -> None:
     failed(Poison("tests"))
-    assert getattr(only(PoisonMessage), one.name) == column_values.value_of(one)
+    assert getattr(only(PoisonMessage), column.name) == column_values.value_of(column)
 
     poison_operations.requeue(poison_operations.find(), reset_counts=reset)
 
-    assert getattr(only(AddressedUrgent), one.name) == column_values.value_of(one)
+    assert getattr(only(AddressedUrgent), column.name) == column_values.value_of(column)
 
 
 @real_commits
 @each_sent
-def test_the_mended_copy_of_a_poison_message_has_it(one: MessageColumn) -> None:
+def test_the_edited_copy_of_a_poison_message_has_it(column: MessageColumn) -> None:
     failed(Poison("tests"))
 
     poison_operations.edit_and_requeue(only(PoisonMessage).number, body=b"mended")
 
     # It begins anew, without an end: see ``poison.editing``.
-    expected = None if one.name == "expires" else column_values.value_of(one)
-    assert getattr(only(AddressedUrgent), one.name) == expected
+    expected = None if column.name == "expires" else column_values.value_of(column)
+    assert getattr(only(AddressedUrgent), column.name) == expected
 
 
 @real_commits
 @each_column
-def test_a_message_that_was_received_at_most_once_is_kept_with_it(one: MessageColumn) -> None:
+def test_a_message_that_was_received_at_most_once_is_kept_with_it(column: MessageColumn) -> None:
     put()
     sql = queue_sql(AddressedUrgent, connection)
     (claimed,) = sql.claims.claim_by_delete(connection, [level()], 1, whole=True)
 
     fail_taken(AddressedUrgent, "default", sql.table.row_of(claimed), ValueError(), consumer=deciding(Poison("tests")))
 
-    assert getattr(only(PoisonMessage), one.name) == column_values.value_of(one)
+    assert getattr(only(PoisonMessage), column.name) == column_values.value_of(column)
 
 
 @real_commits
 @each_column
 @pytest.mark.parametrize("again", [False, True], ids=["lock", "lock again"])
-def test_a_locked_message_is_read_with_it(one: MessageColumn, again: bool) -> None:
+def test_a_locked_message_is_read_with_it(column: MessageColumn, again: bool) -> None:
     expected = put()
     sql = queue_sql(AddressedUrgent, connection)
 
@@ -108,18 +108,18 @@ def test_a_locked_message_is_read_with_it(one: MessageColumn, again: bool) -> No
     connection.set_autocommit(True)
 
     assert row is not None
-    assert getattr(row, one.name) == getattr(expected, one.name)
+    assert getattr(row, column.name) == getattr(expected, column.name)
     assert row == expected
 
 
 @real_commits
 @each_column
-def test_a_message_moved_to_poison_by_hand_keeps_it(one: MessageColumn) -> None:
+def test_a_message_moved_to_poison_by_hand_keeps_it(column: MessageColumn) -> None:
     row = put()
 
     assert control.move_to_poison(AddressedUrgent, [row.seq], reason="tests") == 1
 
-    assert getattr(only(PoisonMessage), one.name) == column_values.value_of(one)
+    assert getattr(only(PoisonMessage), column.name) == column_values.value_of(column)
 
 
 @pytest.fixture
@@ -147,17 +147,17 @@ def test_a_foreign_queue_has_the_columns_that_are_named_and_no_other() -> None:
     "verdict", [RetryNow(), RetryLater(timedelta(0)), Poison("tests")], ids=["now", "later", "poison"]
 )
 def test_a_foreign_table_keeps_what_it_can_and_never_fails_for_the_rest(
-    one: MessageColumn, verdict: Any, foreign: Any
+    column: MessageColumn, verdict: Any, foreign: Any
 ) -> None:
     failed(verdict, foreign)
     kept = {Poison: PoisonMessage, RetryLater: DelayedMessage, RetryNow: foreign}[type(verdict)]
-    has = one.name in {field.name for field in foreign._meta.local_fields}
+    has = column.name in {field.name for field in foreign._meta.local_fields}
     if has or kept is not foreign:
-        stored = getattr(only(kept), one.name)
+        stored = getattr(only(kept), column.name)
         if has:
-            assert stored == column_values.value_of(one)
-        elif one.default is not None or one.sent:
-            assert stored == one.default
+            assert stored == column_values.value_of(column)
+        elif column.default is not None or column.sent:
+            assert stored == column.default
 
     dispatch_due("default", 10)
     poison_operations.requeue(poison_operations.find())
@@ -165,4 +165,4 @@ def test_a_foreign_table_keeps_what_it_can_and_never_fails_for_the_rest(
     row = only(foreign)
     assert row.body == b"\0\xff"
     if has:
-        assert getattr(row, one.name) == column_values.value_of(one)
+        assert getattr(row, column.name) == column_values.value_of(column)

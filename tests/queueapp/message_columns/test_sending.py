@@ -27,49 +27,51 @@ from tests.testapp.models import Addressed, AddressedUrgent, Effect
 
 @real_commits
 @each_sent
-def test_a_send_stores_it(one: MessageColumn) -> None:
-    AddressedUrgent.send({}, **options(one))
+def test_a_send_stores_it(column: MessageColumn) -> None:
+    AddressedUrgent.send({}, **options(column))
 
     row = only(AddressedUrgent)
-    assert column_values.arrived(one, getattr(row, one.name), row.enqueued_at)
+    assert column_values.arrived(column, getattr(row, column.name), row.enqueued_at)
 
 
 @real_commits
 @pytest.mark.parametrize(
-    "one", [one for one in SENT if one.name not in ("correlation_id", "reply_to_address")], ids=lambda one: one.name
+    "column",
+    [column for column in SENT if column.name not in ("correlation_id", "reply_to_address")],
+    ids=lambda column: column.name,
 )
-def test_a_bulk_send_stores_it(one: MessageColumn) -> None:
-    AddressedUrgent.send_many([{}, {}], **options(one))
+def test_a_bulk_send_stores_it(column: MessageColumn) -> None:
+    AddressedUrgent.send_many([{}, {}], **options(column))
 
     for row in AddressedUrgent.objects.all():
-        assert column_values.arrived(one, getattr(row, one.name), row.enqueued_at)
+        assert column_values.arrived(column, getattr(row, column.name), row.enqueued_at)
 
 
 @real_commits
 @each_sent
-@pytest.mark.parametrize("others", [True, False], ids=["all", "alone"])
-def test_rows_of_a_copy_hold_it(one: MessageColumn, others: bool) -> None:
+@pytest.mark.parametrize("rest", [True, False], ids=["all", "alone"])
+def test_rows_of_a_copy_hold_it(column: MessageColumn, rest: bool) -> None:
     said = column_values.outgoing(messages.new_id(), "{}", b"1")
-    if not others:
-        said = Outgoing(messages.new_id(), "{}", b"1", **{one.outgoing: column_values.said_of(one)})
+    if not rest:
+        said = Outgoing(messages.new_id(), "{}", b"1", **{column.outgoing: column_values.said_of(column)})
 
     queue_sql(AddressedUrgent, connection).inserts.insert_many(connection, [said])
 
     row = only(AddressedUrgent)
-    assert column_values.arrived(one, getattr(row, one.name), row.enqueued_at)
+    assert column_values.arrived(column, getattr(row, column.name), row.enqueued_at)
     assert row.body == b"1"
 
 
 @real_commits
 @each_sent
-def test_a_delayed_send_carries_it_to_its_queue(one: MessageColumn) -> None:
-    AddressedUrgent.send({}, delay=timedelta(0), **options(one))
-    assert column_values.arrived(one, getattr(only(DelayedMessage), one.name), only(DelayedMessage).due)
+def test_a_delayed_send_carries_it_to_its_queue(column: MessageColumn) -> None:
+    AddressedUrgent.send({}, delay=timedelta(0), **options(column))
+    assert column_values.arrived(column, getattr(only(DelayedMessage), column.name), only(DelayedMessage).due)
 
     dispatch_due("default", 10)
 
     row = only(AddressedUrgent)
-    assert column_values.arrived(one, getattr(row, one.name), row.enqueued_at)
+    assert column_values.arrived(column, getattr(row, column.name), row.enqueued_at)
 
 
 class Elsewhere(DelayedStore):
@@ -108,20 +110,20 @@ def elsewhere(settings: Any) -> Iterator[DelayedStore]:
 
 @real_commits
 @each_sent
-def test_a_third_partys_store_is_handed_it_and_hands_it_on(one: MessageColumn, elsewhere: Any) -> None:
-    AddressedUrgent.send({}, delay=timedelta(0), **options(one))
-    assert column_values.arrived(one, getattr(elsewhere.kept[0], one.name), elsewhere.kept[0].due)
+def test_a_third_partys_store_is_handed_it_and_hands_it_on(column: MessageColumn, elsewhere: Any) -> None:
+    AddressedUrgent.send({}, delay=timedelta(0), **options(column))
+    assert column_values.arrived(column, getattr(elsewhere.kept[0], column.name), elsewhere.kept[0].due)
 
     assert dispatch_next(elsewhere, elsewhere.kept[0].due) == (1, 0, 0)
 
     row = only(AddressedUrgent)
-    assert column_values.arrived(one, getattr(row, one.name), row.enqueued_at)
+    assert column_values.arrived(column, getattr(row, column.name), row.enqueued_at)
 
 
 @real_commits
 @each_column
 @pytest.mark.parametrize("found", [True, False], ids=["delivered", "undeliverable"])
-def test_one_message_at_a_time_is_dispatched_with_it(one: MessageColumn, found: bool) -> None:
+def test_one_message_at_a_time_is_dispatched_with_it(column: MessageColumn, found: bool) -> None:
     store = SqlDelayedStore("default")
     due = datetime(2026, 1, 1, tzinfo=UTC)
     destination = "testapp.AddressedUrgent" if found else "gone.Queue"
@@ -130,25 +132,28 @@ def test_one_message_at_a_time_is_dispatched_with_it(one: MessageColumn, found: 
     dispatch_next(store, due)
 
     row = only(AddressedUrgent if found else PoisonMessage)
-    assert getattr(row, one.name) == column_values.value_of(one)
+    assert getattr(row, column.name) == column_values.value_of(column)
     assert {name: getattr(row, name) for name in column_values.counts()} == column_values.counts()
 
 
 @real_commits
 @each_column
 @pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
-def test_the_copies_for_several_consumers_have_it(one: MessageColumn, queue: Any, settings: Any) -> None:
+def test_the_copies_for_several_consumers_have_it(column: MessageColumn, queue: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
     body, kind = b'{"name":"x"}', messages.type_name(Ping)
     headers = messages.encode_headers({messages.TYPE: kind, messages.CONTENT_TYPE: messages.JSON})
     levels = {"priority": 0} if queue is Addressed else {}
     original = put(queue, recipient="", **levels)._replace(headers=headers, body=body)
     queue.objects.update(headers=headers, body=body)
-    sql, names = queue_sql(queue, connection), [one.name for one in registered.of(queue) if kind in one.type_names]
+    sql, names = (
+        queue_sql(queue, connection),
+        [column.name for column in registered.of(queue) if kind in column.type_names],
+    )
     assert len(names) > 1
     kept: list[Row] = []
 
-    # Nobody takes the copies: what the worker does to them is seen before they are handled.
+    # No worker takes the copies: what the worker does to them is seen before they are handled.
     def stored() -> bool:
         if len(kept) < len(names):
             claimed = [
@@ -171,8 +176,8 @@ def test_the_copies_for_several_consumers_have_it(one: MessageColumn, queue: Any
         worker.stop()
 
     for copy in kept:
-        expected = copy.recipient if one.name == "recipient" else getattr(original, one.name)
-        assert getattr(copy, one.name) == expected
+        expected = copy.recipient if column.name == "recipient" else getattr(original, column.name)
+        assert getattr(copy, column.name) == expected
         assert (copy.id, copy.headers, copy.body, copy.deliveries) == (original.id, headers, body, 0)
     assert sorted(copy.recipient for copy in kept) == sorted(names)
     assert not Effect.objects.exists()

@@ -57,24 +57,24 @@ def named_in(call: Callable[[SqlServerQueueSql, Any], Any]) -> set[str]:
 
 @each_sent
 @pytest.mark.parametrize("statement", OF_SENDERS)
-def test_t_sql_that_sends_names_it(one: MessageColumn, statement: str) -> None:
-    assert {BOTH.columns[one.name], one.name} & named_in(OF_SENDERS[statement])
+def test_t_sql_that_sends_names_it(column: MessageColumn, statement: str) -> None:
+    assert {BOTH.columns[column.name], column.name} & named_in(OF_SENDERS[statement])
 
 
 @each_column
 @pytest.mark.parametrize("statement", OF_MOVES)
-def test_t_sql_that_moves_names_it(one: MessageColumn, statement: str) -> None:
-    assert BOTH.columns[one.name] in named_in(OF_MOVES[statement])
+def test_t_sql_that_moves_names_it(column: MessageColumn, statement: str) -> None:
+    assert BOTH.columns[column.name] in named_in(OF_MOVES[statement])
 
 
 @each_sent
-def test_t_sql_of_spark_names_it(one: MessageColumn) -> None:
+def test_t_sql_of_spark_names_it(column: MessageColumn) -> None:
     sql = SqlServerSparkSql(BOTH, LedgerTable.of(SparkCommit))
 
     (made,) = parsed(sql.create_staging(WHERE, STAGED))
     staged = {column.name for column in made.find_all(exp.ColumnDef)}
     moved = columns(parsed(sql.move(WHERE, STAGED, (), True)))
 
-    assert one.name in staged
-    assert {BOTH.columns[one.name], one.name} <= moved
-    assert BOTH.columns[one.name] in columns(parsed(sql.probe_queue()))
+    assert column.name in staged
+    assert {BOTH.columns[column.name], column.name} <= moved
+    assert BOTH.columns[column.name] in columns(parsed(sql.probe_queue()))

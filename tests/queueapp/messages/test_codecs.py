@@ -43,7 +43,7 @@ def test_message_type_msgpack_writes_and_reads_bodies() -> None:
 def test_message_type_msgpack_writes_many() -> None:
     headers, data = encode_alike([Point(1), Point(2)], None, "msgpack")
     assert read_head(headers)[1] == MSGPACK
-    assert [decode_body(one, MSGPACK, Point) for one in data] == [Point(1), Point(2)]
+    assert [decode_body(item, MSGPACK, Point) for item in data] == [Point(1), Point(2)]
     assert encode_alike([b"a", b"b"], None, "msgpack")[1] == [b"a", b"b"]
 
 

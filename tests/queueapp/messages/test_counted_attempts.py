@@ -17,8 +17,8 @@ def test_a_count_is_written_and_taken_out_with_all_that_belongs_to_it() -> None:
     died = count_attempts(once, 2, died=True)
     failed = count_attempts(died, 3)
 
-    assert [counted_attempts(one) for one in (HEADERS, once, died, failed)] == [0, 1, 2, 3]
-    assert [counts_a_death(one) for one in (HEADERS, once, died, failed)] == [False, False, True, True]
+    assert [counted_attempts(item) for item in (HEADERS, once, died, failed)] == [0, 1, 2, 3]
+    assert [counts_a_death(item) for item in (HEADERS, once, died, failed)] == [False, False, True, True]
     assert (
         json.loads(count_attempts(failed, 0))
         == json.loads(count_attempts(HEADERS, 0, died=True))

@@ -59,28 +59,28 @@ def test_ids_are_of_version_seven_and_grow_with_time(monkeypatch: pytest.MonkeyP
 
 def test_ids_of_a_bulk_send_are_distinct_and_in_order() -> None:
     following = messages.id_sequence()
-    ids = [uuid.UUID(bytes=one) for count in (1, 9_000, 999) for one in following(count)]
+    ids = [uuid.UUID(bytes=item) for count in (1, 9_000, 999) for item in following(count)]
 
     assert len(set(ids)) == 10_000
     assert ids == sorted(ids)
-    assert {(one.version, one.variant) for one in ids} == {(7, uuid.RFC_4122)}
+    assert {(identity.version, identity.variant) for identity in ids} == {(7, uuid.RFC_4122)}
 
 
 def test_ids_are_ordinary_uuids() -> None:
-    one = messages.new_id()
+    item = messages.new_id()
 
-    assert uuid.UUID(str(one)) == one
-    assert pickle.loads(pickle.dumps(one)) == one
-    assert hash(one) == hash(uuid.UUID(int=one.int))
+    assert uuid.UUID(str(item)) == item
+    assert pickle.loads(pickle.dumps(item)) == item
+    assert hash(item) == hash(uuid.UUID(int=item.int))
 
 
 @pytest.mark.parametrize(
-    "told", [str, attrgetter("hex"), attrgetter("bytes"), copy], ids=["text", "hex", "bytes", "uuid"]
+    "driver_value", [str, attrgetter("hex"), attrgetter("bytes"), copy], ids=["text", "hex", "bytes", "uuid"]
 )
-def test_an_id_is_read_however_a_driver_tells_it(told: Any) -> None:
-    one = uuid.UUID("0190a1b2-c3d4-7e5f-8a6b-7c8d9e0f1a2b")
-    found = as_uuid(told(one))
-    assert (found, str(found), found.is_safe) == (one, str(one), one.is_safe)
+def test_an_id_is_read_however_a_driver_reports_it(driver_value: Any) -> None:
+    item = uuid.UUID("0190a1b2-c3d4-7e5f-8a6b-7c8d9e0f1a2b")
+    found = as_uuid(driver_value(item))
+    assert (found, str(found), found.is_safe) == (item, str(item), item.is_safe)
 
 
 def test_bytes_that_are_no_id_are_not_read_as_one() -> None:
@@ -160,7 +160,7 @@ def test_a_foreign_content_type_is_left_as_bytes() -> None:
 # -- type names ----------------------------------------------------------------------------------------------------
 
 
-def test_a_type_is_named_after_its_class_or_as_it_says() -> None:
+def test_a_type_is_named_after_its_class_or_as_it_states() -> None:
     assert messages.type_name(Order) == "tests.queueapp.messages.test_messages.Order"
     assert messages.type_name(Renamed) == "Acme.Sales.OrderPlaced"
 
@@ -295,7 +295,7 @@ def test_a_null_header_reads_as_empty() -> None:
     assert messages.decode_headers('{"a": null, "b": "c"}') == {"a": "", "b": "c"}
 
 
-def test_an_nservicebus_message_says_its_type_under_other_names() -> None:
+def test_an_nservicebus_message_states_its_type_under_other_names() -> None:
     stored = messages.encode_headers(
         {
             "NServiceBus.EnclosedMessageTypes": "Acme.OrderPlaced, Acme, Version=1.0.0.0, Culture=neutral; Acme.IEvent",

@@ -60,7 +60,7 @@ def test_a_class_without_typed_bases_and_versions_has_the_headers_that_it_always
     assert messages.encode(Event(1))[0] == f'{{"type":"{EVENT}","content-type":"{JSON}"}}'
 
 
-def test_headers_with_a_codec_say_the_same_of_the_type() -> None:
+def test_headers_with_a_codec_state_the_same_of_the_type() -> None:
     kind = read_kind(messages.encode(Placed(1, 2, "EUR"), None, "msgpack")[0])
     assert kind == Kind(("Acme.Placed", EVENT), 3, messages.MSGPACK)
 
@@ -80,10 +80,10 @@ def test_all_entries_of_a_list_of_enclosed_types_count_without_their_assemblies(
 
 def test_bases_are_enclosed_types_for_nservicebus() -> None:
     headers, _ = messages.encode(Placed(1, 2, "EUR"))
-    theirs = messages.decode_headers(messages.to_nservicebus(headers, messages.new_id()))
-    assert theirs[messages.NSB_TYPES] == f"Acme.Placed; {EVENT}"
-    assert messages.BASE_TYPES not in theirs
-    assert read_kind(messages.encode_headers(theirs))[:2] == (("Acme.Placed", EVENT), 3)
+    second_headers = messages.decode_headers(messages.to_nservicebus(headers, messages.new_id()))
+    assert second_headers[messages.NSB_TYPES] == f"Acme.Placed; {EVENT}"
+    assert messages.BASE_TYPES not in second_headers
+    assert read_kind(messages.encode_headers(second_headers))[:2] == (("Acme.Placed", EVENT), 3)
 
 
 @pytest.mark.parametrize("version", ["0", "-1", "two", "", "1.5", "٣", "9" * 5000])
@@ -141,7 +141,7 @@ def test_bytes_that_their_sender_calls_a_type_are_read_as_its_json() -> None:
     assert messages.read_as(data, read_kind(headers), Event) == Event(7)
 
 
-def test_a_step_that_is_missing_fails_or_returns_nothing_says_so() -> None:
+def test_a_step_that_is_missing_fails_or_returns_nothing_reports_it() -> None:
     @message_type("Failing", version=4)
     class Failing(msgspec.Struct):
         pass

@@ -21,21 +21,21 @@ def ask(query: str, token: str = TOKEN) -> Any:
     return Client().get(f"/autoscale{query}", headers={"authorization": f"Bearer {token}"})
 
 
-def test_it_says_the_sum_and_each_queue() -> None:
+def test_it_returns_the_sum_and_each_queue() -> None:
     Leased.send_many(range(5))
     Short.send_many(range(3))
 
     both = ask("?queue=testapp.Leased&queue=testapp.Short&per-worker=2&max=4&late=60").json()
     assert both["desired"] == 5
-    assert {one["queue"]: (one["waiting"], one["desired"]) for one in both["queues"]} == {
+    assert {item["queue"]: (item["waiting"], item["desired"]) for item in both["queues"]} == {
         "testapp.Leased": (5, 3), "testapp.Short": (3, 2),
     }  # fmt: skip
     assert ask("?queue=testapp_leased&per-worker=2&max=2").json()["desired"] == 2
     everything = ask("?per-worker=2").json()
-    assert {one["queue"] for one in everything["queues"]} == {queue._meta.label for queue in queues}, "and nothing else"
-    assert all(one["error"] for one in everything["queues"] if one["desired"] is None), (
-        "tables that somebody else makes"
+    assert {item["queue"] for item in everything["queues"]} == {queue._meta.label for queue in queues}, (
+        "and nothing else"
     )
+    assert all(item["error"] for item in everything["queues"] if item["desired"] is None), "tables of another project"
 
 
 def test_what_is_not_known_is_no_number() -> None:
@@ -60,16 +60,16 @@ def test_what_is_not_known_is_no_number() -> None:
         ("?late=99999999999", 400, "a whole number"),
         ("?min=5&max=2", 400, "min, max"),
         ("?max=-1", 400, "a whole number"),
-        ("?queue=testapp.Nobody", 404, "testapp.Nobody"),
+        ("?queue=testapp.NoSuchQueue", 404, "testapp.NoSuchQueue"),
         ("?queue=", 404, "queue"),
     ],
 )
-def test_what_is_not_accepted_is_said(query: str, status: int, words: str) -> None:
+def test_what_is_not_accepted_is_reported(query: str, status: int, words: str) -> None:
     answer = ask(query)
     assert (answer.status_code, words in answer.content.decode()) == (status, True), answer.content
 
 
-def test_it_is_for_whoever_may_read_the_figures(django_user_model: Any) -> None:
+def test_it_needs_the_permission_to_read_metrics(django_user_model: Any) -> None:
     user = django_user_model.objects.create_user("looker", password="x", is_staff=True)
     client = Client()
     client.force_login(user)

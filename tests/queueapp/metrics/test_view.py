@@ -82,10 +82,10 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
     assert found[("queueapp_messages_waiting", "testapp.Leased")] == 0
 
 
-def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
-    told = '[{"breaker": "peek", "name": "Peek of testapp.Leased", "state": "open", "error": "a \\"quoted\\" one"}]'
+def test_a_breaker_that_is_not_closed_is_a_metric() -> None:
+    reported = '[{"breaker": "peek", "name": "Peek of testapp.Leased", "state": "open", "error": "a \\"quoted\\" one"}]'
     Subscriber.objects.create(
-        id=uuid.uuid4(), queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), breakers=told,
+        id=uuid.uuid4(), queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), breakers=reported,
         alive_until=Now() + timedelta(seconds=20),
     )  # fmt: skip
     control.pause(Leased)
@@ -95,7 +95,7 @@ def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
     (sample,) = families["queueapp_breaker_open"].samples
     assert sample.labels == {"queue": "testapp.Leased", "breaker": "peek", "state": "open"}
     assert "quoted" not in text, "errors may hold anything"
-    paused = {one.labels["queue"]: one.value for one in families["queueapp_paused"].samples}
+    paused = {sample.labels["queue"]: sample.value for sample in families["queueapp_paused"].samples}
     assert paused["testapp.Leased"] == 1
 
 
@@ -111,7 +111,7 @@ def test_a_breaker_that_is_not_disarmed_is_a_metric() -> None:
         ("Bearer é", TOKEN, 401),
     ],
 )
-def test_a_stranger_gets_nothing(settings: Any, header: str, token: str, status: int) -> None:
+def test_an_unauthorized_request_is_refused(settings: Any, header: str, token: str, status: int) -> None:
     settings.QUEUEAPP = {"METRICS_TOKEN": token}
     request = RequestFactory().get("/metrics", headers={"authorization": header})
     request.user = AnonymousUser()

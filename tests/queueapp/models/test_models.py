@@ -47,7 +47,7 @@ def define(name: str, meta: dict[str, Any] | None = None, base: Any = Queue, **d
 
 
 def names(items: Any) -> list[str]:
-    return [one.name.rpartition("_")[2] for one in items]
+    return [item.name.rpartition("_")[2] for item in items]
 
 
 # -- class Delivery ------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_names_of_long_tables_that_begin_alike_do_not_clash() -> None:
     stem = "a_table_with_a_name_that_is_longer_than_any_index_may_be"
     first, second = (define(f"Long{n}", {"db_table": f"{stem}_{n}"}, priorities=2) for n in (1, 2))
 
-    taken = {one.name for queue in (first, second) for one in (*queue._meta.indexes, *queue._meta.constraints)}
+    taken = {item.name for queue in (first, second) for item in (*queue._meta.indexes, *queue._meta.constraints)}
 
     assert len(taken) == 6
     assert max(map(len, taken)) <= 30
@@ -328,7 +328,7 @@ def test_a_changed_storage_option_is_an_ordinary_migration(run_operations: Any) 
     operations = migrated(state, state_of(after))
     run_operations(operations, state)
 
-    assert {type(one) for one in operations} <= {
+    assert {type(operation) for operation in operations} <= {
         migrations.RemoveConstraint, migrations.AddConstraint, getattr(migrations, "AlterConstraint", None),
     }  # fmt: skip
     assert "fillfactor=90" in reloptions("tuned")
@@ -351,17 +351,17 @@ def test_a_queue_may_live_in_a_schema_of_its_own(run_operations: Any) -> None:
         assert cursor.fetchone() == (2,)
 
 
-def test_storage_options_are_told_apart_by_their_values() -> None:
-    one = TableOptions(name="n", fillfactor=70)
+def test_storage_options_are_distinguished_by_their_values() -> None:
+    table_options = TableOptions(name="n", fillfactor=70)
 
-    path, args, kwargs = one.deconstruct()
+    path, args, kwargs = table_options.deconstruct()
 
-    assert TableOptions(*args, **kwargs) == one
+    assert TableOptions(*args, **kwargs) == table_options
     assert path == "queueapp.models.TableOptions"
-    assert TableOptions(name="n", fillfactor=71) != one
-    assert one != "something else"
-    assert one.validate() is None
-    assert one.check() == []
+    assert TableOptions(name="n", fillfactor=71) != table_options
+    assert table_options != "something else"
+    assert table_options.validate() is None
+    assert table_options.check() == []
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, Urgent, Addressed, AddressedUrgent, Readable, Short])
@@ -369,7 +369,7 @@ def test_a_row_has_a_name_for_people(queue: Any) -> None:
     assert str(queue(seq=7)) == f"{queue._meta.label} 7"
 
 
-def test_a_wire_format_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_wire_format_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"Telegraph\.wire_format = 'morse'.*one of '', 'nservicebus'"):
 
         class Telegraph(Queue):
@@ -390,6 +390,6 @@ def test_a_default_holds_what_others_insert_on_queues_with_expressions_alone() -
     assert sieve._meta.get_field("lease_expires").db_default == FOREVER
     assert not unfiltered._meta.get_field("lease_expires").has_db_default()
     assert glance._meta.get_field("lease_expires") is sieve._meta.get_field("lease_expires")
-    assert [QueueTable.of(one).filled for one in (sieve, unfiltered)] == [{"lease_expires": None}, {}]
+    assert [QueueTable.of(item).filled for item in (sieve, unfiltered)] == [{"lease_expires": None}, {}]
     assert names(sieve._meta.indexes) == ["expires", "held"]
     assert names(unfiltered._meta.indexes) == ["expires"]

@@ -64,7 +64,7 @@ def test_times_of_a_failure_are_right() -> None:
     assert read_failures(poison.failures)[0]["at"].endswith("+00:00")
 
 
-def test_the_hour_that_comes_twice_in_autumn_is_told_apart() -> None:
+def test_the_repeated_hour_in_autumn_is_distinguished() -> None:
     twice = [datetime(2026, 11, 1, hour, 30, tzinfo=UTC) for hour in (4, 5, 6, 7)]
     for time in twice:
         DelayedMessage.objects.create(message_id="0" * 32, destination="a.B", due=time)

@@ -27,9 +27,9 @@ def figures_of(queue: type) -> statistics.QueueStats:
     return statistics.queue_stats([queue])[0]
 
 
-def test_queue_depth_backlog_and_their_ages_are_told_of_a_queue_that_counts() -> None:
+def test_queue_depth_backlog_and_their_ages_of_a_counted_queue() -> None:
     Capped.send_many({"n": n} for n in range(8))
-    one = Subscriber.objects.create(
+    subscriber = Subscriber.objects.create(
         queue=Capped._meta.label,
         host="here",
         process=7,
@@ -40,7 +40,7 @@ def test_queue_depth_backlog_and_their_ages_are_told_of_a_queue_that_counts() ->
         outstanding=99,
         alive_until="2990-01-01T00:00:00Z",
     )
-    queue_sql(Capped, connection).limits.claim_within(connection, [SeqRange()], 3, new_id(), one.pk, 60_000, 5)
+    queue_sql(Capped, connection).limits.claim_within(connection, [SeqRange()], 3, new_id(), subscriber.pk, 60_000, 5)
     control.set_option(Capped, "max_backlog", 4)
 
     flow = figures_of(Capped).amps
@@ -68,12 +68,12 @@ def test_statistics_that_are_unknown_are_null_and_not_0() -> None:
 
 
 def test_setqueue_sets_nothing_where_one_of_several_is_refused() -> None:
-    for one, other in (
+    for item, second in (
         ({"max_backlog": "3"}, {"target_queue_depth": "9"}),
         ({"max_backlog": "3"}, {"lease_period": "x"}),
     ):
         with pytest.raises(CommandError, match="is not accepted"):
-            call_command("setqueue", "testapp.Capped", **one, **other)
+            call_command("setqueue", "testapp.Capped", **item, **second)
         assert not QueueControl.objects.exists()
 
 
@@ -107,7 +107,7 @@ def test_setqueue_refuses_what_the_declaration_would(queue: type, option: str, v
     assert not QueueControl.objects.exists()
 
 
-def test_what_was_set_and_rolled_back_is_believed_by_nobody() -> None:
+def test_a_value_that_was_set_and_rolled_back_has_no_effect() -> None:
     with transaction.atomic():
         assert control.set_option(Capped, "max_backlog", 1)
         assert overrides.effective_value(Capped, "max_backlog", "default") == 1  # true of this transaction

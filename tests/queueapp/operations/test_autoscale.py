@@ -47,10 +47,10 @@ def test_the_formula_without_an_age() -> None:
 
 
 def test_what_is_leased_is_work_as_well_and_without_one_figure_there_is_none() -> None:
-    one = QueueStats("q", "t", "default", "", waiting=3, leased=2, workers=0)
-    assert desired_workers_for(one, ScalingRule(1)).desired == 5
+    queue_stats = QueueStats("q", "t", "default", "", waiting=3, leased=2, workers=0)
+    assert desired_workers_for(queue_stats, ScalingRule(1)).desired == 5
     for name in ("waiting", "leased", "workers"):
-        assert desired_workers_for(replace(one, **{name: None}), ScalingRule(1)).desired is None
+        assert desired_workers_for(replace(queue_stats, **{name: None}), ScalingRule(1)).desired is None
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def by_sql(queue: Any, rule: ScalingRule, alias: str) -> int:
     "alias", [pytest.param(alias, id=kind, marks=marks_of(alias)) for kind, alias in DATABASES.items()]
 )
 @pytest.mark.parametrize("queue", [Leased, Transactional, Urgent, Short, Capped, Filtered])
-def test_the_statement_says_the_same(alias: str, queue: Any) -> None:
+def test_the_statement_returns_the_same(alias: str, queue: Any) -> None:
     rule = ScalingRule(2, MINUTE, 0, 10)
     assert by_sql(queue, rule, alias) == 0
     for _ in range(5):
@@ -110,7 +110,7 @@ def test_its_t_sql_is_one_select_of_one_number(table: QueueTable) -> None:
     )
     (found,) = sqlglot.parse(text, dialect="tsql")
     assert isinstance(found, exp.Select)
-    assert [one.alias for one in found.expressions] == ["wanted"]
+    assert [expression.alias for expression in found.expressions] == ["wanted"]
     assert "TOP (1000)" in text
     assert "'app.It''s'" in text
     assert "%s" not in text
@@ -118,7 +118,7 @@ def test_its_t_sql_is_one_select_of_one_number(table: QueueTable) -> None:
 
 
 @pytest.mark.django_db
-def test_the_command_says_it_as_json_and_as_sql() -> None:
+def test_the_command_prints_it_as_json_and_as_sql() -> None:
     Leased.send_many(range(5))
     out = StringIO()
     call_command("autoscale", "testapp.Leased", "--per-worker", "2", "--max", "4", stdout=out)
@@ -145,13 +145,13 @@ def test_what_is_not_known_is_null_and_never_zero() -> None:
     with connection.schema_editor() as editor:
         editor.alter_db_table(Short, Short._meta.db_table, "elsewhere")
     try:
-        (one,) = desired_workers([Short])
+        (desired_worker,) = desired_workers([Short])
         out = StringIO()
         with pytest.raises(CommandError, match=r"Unknown: testapp\.Short"):
             call_command("autoscale", "testapp.Short", stdout=out)
     finally:
         with connection.schema_editor() as editor:
             editor.alter_db_table(Short, "elsewhere", Short._meta.db_table)
-    assert one.desired is None
-    assert one.error
+    assert desired_worker.desired is None
+    assert desired_worker.error
     assert json.loads(out.getvalue())[0]["desired"] is None

@@ -17,13 +17,13 @@ from tests.testapp.models import Leased
 
 @pytest.mark.django_db
 def test_it_is_written_with_its_user_and_logged_once() -> None:
-    somebody = get_user_model().objects.create_user("somebody")
+    operator = get_user_model().objects.create_user("operator")
 
-    assert control.set_concurrency(Leased, 7, by=somebody)
-    assert not control.set_concurrency(Leased, 7, by=somebody)
+    assert control.set_concurrency(Leased, 7, by=operator)
+    assert not control.set_concurrency(Leased, 7, by=operator)
     assert QueueControl.objects.get().concurrency == 7
     assert control.set_concurrency(Leased, 8)
-    assert control.set_concurrency(Leased, None, by=somebody)
+    assert control.set_concurrency(Leased, None, by=operator)
     assert not control.set_concurrency(Leased, None)
 
     row = QueueControl.objects.get()
@@ -43,7 +43,7 @@ def test_what_makes_no_sense_is_refused(tasks: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     for tasks in ("3", "3", "default"):
         call_command("setconcurrency", "testapp.Leased", tasks)
 
@@ -52,6 +52,6 @@ def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> Non
         "testapp.Leased: each process has 3 receivers, as before.",
         "testapp.Leased: each process has as many receivers as it was started with.",
     ]
-    for bad in (("testapp.Leased", "many"), ("testapp.Leased", "0"), ("testapp.Nobody", "3")):
+    for bad in (("testapp.Leased", "many"), ("testapp.Leased", "0"), ("testapp.NoSuchQueue", "3")):
         with pytest.raises(CommandError):
             call_command("setconcurrency", *bad)

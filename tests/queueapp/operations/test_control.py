@@ -27,29 +27,29 @@ from tests.testapp.models import AddressedUrgent, AtMostOnce, Leased, Transactio
 
 
 @pytest.fixture
-def somebody(db: None) -> Any:
-    return get_user_model().objects.create_user("somebody")
+def operator(db: None) -> Any:
+    return get_user_model().objects.create_user("operator")
 
 
 @contextmanager
 def locked_elsewhere(queue: Any, seq: int) -> Iterator[None]:
     """Hold the row's lock in another session, as a receiver in the middle of its transaction does."""
-    other = connection.copy()
+    second_connection = connection.copy()
     try:
-        other.set_autocommit(False)
-        assert queue_sql(queue, other).failures.lock(other, seq, None, 10_000) is not None
+        second_connection.set_autocommit(False)
+        assert queue_sql(queue, second_connection).failures.lock(second_connection, seq, None, 10_000) is not None
         yield
-        other.rollback()
+        second_connection.rollback()
     finally:
-        other.close()
+        second_connection.close()
 
 
 def seqs(queue: Any) -> list[int]:
     return list(queue.objects.order_by("seq").values_list("seq", flat=True))
 
 
-def lease(queue: Any, *some: int, period: timedelta = timedelta(seconds=30)) -> None:
-    queue.objects.filter(seq__in=some).update(
+def lease(queue: Any, *part: int, period: timedelta = timedelta(seconds=30)) -> None:
+    queue.objects.filter(seq__in=part).update(
         lease_token=uuid.uuid4(), lease_owner=uuid.uuid4(), lease_expires=Now() + period, deliveries=1
     )
 
@@ -57,18 +57,18 @@ def lease(queue: Any, *some: int, period: timedelta = timedelta(seconds=30)) -> 
 # -- the whole queue -----------------------------------------------------------------------------------------------
 
 
-def test_pause_is_written_with_its_user_and_logged_once(somebody: Any) -> None:
-    assert control.pause(Leased, by=somebody)
-    assert not control.pause(Leased, by=somebody)
+def test_pause_is_written_with_its_user_and_logged_once(operator: Any) -> None:
+    assert control.pause(Leased, by=operator)
+    assert not control.pause(Leased, by=operator)
     row = QueueControl.objects.get(queue="testapp.Leased")
-    assert (row.paused, row.changed_by) == (True, somebody)
+    assert (row.paused, row.changed_by) == (True, operator)
     assert [entry.change_message for entry in LogEntry.objects.filter(object_id="testapp.Leased")] == ["Paused."]
 
 
-def test_resume_ends_a_pause_and_says_when_there_was_none(somebody: Any) -> None:
+def test_resume_ends_a_pause_and_states_when_there_was_none(operator: Any) -> None:
     control.pause(Leased)
-    assert control.resume(Leased, by=somebody)
-    assert not control.resume(Leased, by=somebody)
+    assert control.resume(Leased, by=operator)
+    assert not control.resume(Leased, by=operator)
     assert not QueueControl.objects.get(queue="testapp.Leased").paused
     assert LogEntry.objects.get().change_message == "Resumed."
 
@@ -80,11 +80,11 @@ def test_a_script_pauses_without_leaving_a_log_entry() -> None:
     assert not LogEntry.objects.exists()
 
 
-def test_purge_leaves_what_is_leased(somebody: Any) -> None:
+def test_purge_leaves_what_is_leased(operator: Any) -> None:
     Leased.send_many({"n": n} for n in range(10))
     held = seqs(Leased)[3:5]
     lease(Leased, *held)
-    assert control.purge(Leased, by=somebody) == (8, True)
+    assert control.purge(Leased, by=operator) == (8, True)
     assert seqs(Leased) == held
     assert LogEntry.objects.get().change_message == "Purged 8 messages."
 
@@ -113,7 +113,7 @@ def test_delete_leaves_leased_messages_and_counts_what_went() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("queue", [Transactional, AtMostOnce, AddressedUrgent])
 def test_delete_works_on_every_semantics_and_shape(queue: Any) -> None:
-    queue.send({"n": 1}, recipient="somebody", unknown_recipient=True) if queue is AddressedUrgent else queue.send(
+    queue.send({"n": 1}, recipient="a.consumer", unknown_recipient=True) if queue is AddressedUrgent else queue.send(
         {"n": 1}
     )
     assert control.delete(queue, seqs(queue)) == 1
@@ -217,20 +217,20 @@ def test_move_to_poison_keeps_what_was_counted() -> None:
 
 
 @real_commits
-def test_move_to_poison_tells_where_it_was_done_and_sends_the_signal_after_the_commit() -> None:
+def test_move_to_poison_reports_where_it_was_done_and_sends_the_signal_after_the_commit() -> None:
     Leased.send({"a": 1}, headers={"type": "order"}, correlation_id="c")
     Leased.objects.update(failures='[{"at":"2020-01-02T03:04:05+00:00","attempt":2}]')
     before = Leased.objects.get()
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def receiver(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
-        told.append((sender, failure, verdict))
+        reported.append((sender, failure, verdict))
 
     poisoned.connect(receiver)
     try:
         with transaction.atomic():
             assert control.move_to_poison(Leased, [before.seq], reason="by hand") == 1
-            assert told == [], "it may be rolled back"
+            assert reported == [], "it may be rolled back"
     finally:
         poisoned.disconnect(receiver)
 
@@ -239,19 +239,19 @@ def test_move_to_poison_tells_where_it_was_done_and_sends_the_signal_after_the_c
     assert moved.process.startswith(f"{os.getpid()}:")
     assert moved.worker_version
     assert moved.first_failed_at == datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
-    ((sender, failure, verdict),) = told
+    ((sender, failure, verdict),) = reported
     assert (sender, failure.queue, failure.attempt, verdict) == (Leased, Leased, 2, Poison("by hand"))
     assert (failure.row.id, failure.row.body, failure.row.correlation_id) == (before.id, b'{"a":1}', "c")
     assert failure.message_type == moved.message_type
 
 
 @real_commits
-def test_move_to_poison_tells_of_each_message_and_calls_none_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_move_to_poison_reports_each_message_and_calls_none_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     Leased.send_many([1, 2])
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def receiver(failure: Any, verdict: Any, **_: Any) -> None:
-        told.append((failure.row.body, repr(failure.exception), verdict))
+        reported.append((failure.row.body, repr(failure.exception), verdict))
 
     poisoned.connect(receiver)
     try:
@@ -261,17 +261,17 @@ def test_move_to_poison_tells_of_each_message_and_calls_none_a_failure(caplog: p
 
     said = repr(control.MovedByHand("x\0" * 300))
     kept = PoisonMessage.objects.order_by("number").values_list("reason", flat=True)
-    assert told == [(body, said, Poison(reason)) for body, reason in zip((b"1", b"2"), kept, strict=True)]
+    assert reported == [(body, said, Poison(reason)) for body, reason in zip((b"1", b"2"), kept, strict=True)]
     assert not caplog.records, "nothing has failed"
 
 
 @real_commits
 def test_move_to_poison_that_is_rolled_back_sends_no_signal() -> None:
     Leased.send({})
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def receiver(**given: Any) -> None:
-        told.append(given)
+        reported.append(given)
 
     poisoned.connect(receiver)
     try:
@@ -281,7 +281,7 @@ def test_move_to_poison_that_is_rolled_back_sends_no_signal() -> None:
     finally:
         poisoned.disconnect(receiver)
 
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.django_db
@@ -366,20 +366,20 @@ def test_of_what_is_kept_one_by_one_it_is_known_where_it_came_from_and_how_often
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="the locks are PostgreSQL's")
 def test_an_error_that_will_pass_is_the_callers_and_nothing_is_tried_beyond_it() -> None:
     Leased.send_many([1, 2])
-    other = connection.copy()
+    second_connection = connection.copy()
     try:
-        other.set_autocommit(False)
-        with other.cursor() as cursor:
+        second_connection.set_autocommit(False)
+        with second_connection.cursor() as cursor:
             cursor.execute("LOCK TABLE queueapp_poisonmessage IN EXCLUSIVE MODE")
         with CaptureQueriesContext(connection) as done, transaction.atomic():
             connection.cursor().execute("SET LOCAL lock_timeout = '10ms'")
             with pytest.raises(OperationalError), transaction.atomic():
                 control.move_to_poison(Leased, seqs(Leased), reason="by hand")
-        other.rollback()
+        second_connection.rollback()
     finally:
-        other.close()
+        second_connection.close()
 
-    assert len([one for one in done if one["sql"].startswith('INSERT INTO "queueapp_poisonmessage"')]) == 1
+    assert len([message for message in done if message["sql"].startswith('INSERT INTO "queueapp_poisonmessage"')]) == 1
     assert Leased.objects.count() == 2
     assert not PoisonMessage.objects.exists()
 
@@ -396,11 +396,11 @@ def elsewhere(django_db_setup: None) -> Iterator[str]:
 def test_in_another_database_all_of_it_is_done_and_undone_there(elsewhere: str) -> None:
     """Whatever is in its way: a time that the driver cannot read, a message that is kept bare."""
     Leased.send_many([1, 2])
-    some = seqs(Leased)
-    told: list[Any] = []
+    part = seqs(Leased)
+    reported: list[Any] = []
 
     def receiver(**given: Any) -> None:
-        told.append(given)
+        reported.append(given)
 
     poisoned.connect(receiver)
     connection.cursor().execute("SET lock_timeout = '1s'")
@@ -411,16 +411,16 @@ def test_in_another_database_all_of_it_is_done_and_undone_there(elsewhere: str) 
                 cursor.execute(
                     "ALTER TABLE queueapp_poisonmessage ADD CHECK (body <> '1'::bytea OR host IS NULL OR host = '')"
                 )
-            assert control.move_to_poison(Leased, some, reason="by hand", using=elsewhere) == 2
+            assert control.move_to_poison(Leased, part, reason="by hand", using=elsewhere) == 2
             assert PoisonMessage.objects.using(elsewhere).count() == 2
             transaction.set_rollback(True, using=elsewhere)
     finally:
         poisoned.disconnect(receiver)
         connection.close()
 
-    assert seqs(Leased) == some
+    assert seqs(Leased) == part
     assert not PoisonMessage.objects.exists()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.django_db

@@ -1,4 +1,4 @@
-"""A table that somebody has locked as a whole (ALTER TABLE, a rebuild): what it holds is unknown, and nobody waits for
+"""A table that is locked as a whole (ALTER TABLE, a rebuild): its contents are unknown, and no page waits for
 it."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = real_commits
 @contextmanager
 def locked(table: str) -> Iterator[None]:
     """Another session is about to alter it."""
-    other = connection.copy()
+    second_connection = connection.copy()
     quoted = connection.ops.quote_name(table)
     lock = (
         f"LOCK TABLE {quoted}"
@@ -29,13 +29,13 @@ def locked(table: str) -> Iterator[None]:
         else f"ALTER TABLE {quoted} ADD held_by_test int NULL"
     )
     try:
-        other.set_autocommit(False)
-        with other.cursor() as cursor:
+        second_connection.set_autocommit(False)
+        with second_connection.cursor() as cursor:
             cursor.execute(lock)
         yield
     finally:
-        other.rollback()
-        other.close()
+        second_connection.rollback()
+        second_connection.close()
 
 
 def test_figures_of_a_locked_table_are_unknown_and_the_others_are_there() -> None:
@@ -48,7 +48,7 @@ def test_figures_of_a_locked_table_are_unknown_and_the_others_are_there() -> Non
 
     assert (leased.waiting, urgent.waiting) == (None, 1)
     assert "the table is locked" in leased.error
-    assert any("the table is locked" in one for one in found.problems)
+    assert any("the table is locked" in problem for problem in found.problems)
     assert seconds < 20, "ALTER TABLE may take an hour"
     assert queue_stats([Leased])[0].waiting == 0
 

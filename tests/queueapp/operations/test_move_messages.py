@@ -1,4 +1,4 @@
-"""What nobody takes is moved by its type: to another queue whole, or to poison, and what somebody has in flight is left
+"""Unroutable messages are moved by type: to another queue whole, or to poison; messages in flight are left
 alone."""
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def test_messages_of_a_type_go_to_another_queue_whole_and_in_their_order() -> No
     assert not Urgent.objects.filter(id__in=sent).exists()
 
 
-def test_they_are_told_no_more_and_are_received_where_they_went() -> None:
+def test_they_are_no_longer_reported_and_are_received_at_their_destination() -> None:
     Subscriber.objects.create(
         queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1),
         consumers=json.dumps([["tests.known", "tests.Known"]]), unknown_types=json.dumps([STRANGE]),
     )  # fmt: skip
     strange(Leased, 2)
-    assert [one.name for one in queue_stats([Leased])[0].unroutable] == [STRANGE]
+    assert [item.name for item in queue_stats([Leased])[0].unroutable] == [STRANGE]
 
     command("testapp.Leased", "--type", queue_stats([Leased])[0].unroutable[0].name, "--to", "testapp.Transactional")
 
@@ -98,15 +98,15 @@ def test_messages_without_a_type_are_named_by_nothing() -> None:
         "2 messages without a type of testapp.Leased went to testapp.Transactional.\n"
     )
 
-    assert {json.loads(one.headers)["type"] for one in Leased.objects.all()} == {STRANGE}
+    assert {json.loads(message.headers)["type"] for message in Leased.objects.all()} == {STRANGE}
 
 
 def test_they_become_poison_with_a_reason_and_can_come_back() -> None:
     sent = strange(Leased, 3)
-    told: list[uuid.UUID] = []
+    uuids: list[uuid.UUID] = []
 
     def receiver(failure: Any, **_: Any) -> None:
-        told.append(failure.row.id)
+        uuids.append(failure.row.id)
 
     poisoned.connect(receiver)
     try:
@@ -118,13 +118,13 @@ def test_they_become_poison_with_a_reason_and_can_come_back() -> None:
     assert set(PoisonMessage.objects.values_list("queue", "message_type", "reason")) == {
         ("testapp.Leased", STRANGE, f"moved by an operator: no consumer for {STRANGE}")
     }
-    assert told == sent
+    assert uuids == sent
     assert poison_operations.requeue(PoisonMessage.objects.all()) == 3
     assert Leased.objects.filter(id__in=sent).count() == 3
 
 
 @pytest.mark.parametrize("where", [["--to", "testapp.Transactional"], ["--poison"]])
-def test_what_somebody_has_progress_stays_and_is_told(where: list[str]) -> None:
+def test_messages_in_progress_stay_and_are_reported(where: list[str]) -> None:
     sent = strange(Leased, 4)
     Leased.objects.filter(id=sent[0]).update(lease_token=uuid.uuid4(), lease_expires=Now() + timedelta(hours=1))
     Leased.objects.filter(id=sent[1]).update(lease_token=uuid.uuid4(), lease_expires=Now() - timedelta(hours=1))

@@ -90,8 +90,8 @@ def test_what_a_handler_does_is_reported_and_undone(queue: Any, handled_by: Any)
     assert found.succeeded, found.traceback
     assert found.consumer == f"rehearsed {queue.__name__}"
     assert found.rows["testapp_effect"] == RowsChanged(2, 1, 1)
-    assert [one.queue for one in found.sent] == ["testapp.Leased"] * 4 + ["testapp.Transactional"]
-    assert [one.delayed for one in found.sent] == [False] * 4 + [True]
+    assert [message.queue for message in found.sent] == ["testapp.Leased"] * 4 + ["testapp.Transactional"]
+    assert [message.delayed for message in found.sent] == [False] * 4 + [True]
     assert found.sent[0].headers["type"] == "tests.testapp.messages.Ping"
     assert found.hooks >= 1
     assert found.refused == []
@@ -229,7 +229,7 @@ def test_it_works_within_a_transaction_of_the_caller(handled_by: Any) -> None:
         transaction.on_commit(lambda: hooks.append(1))
         assert rehearse(poison(Leased)).rows["testapp_effect"] == RowsChanged(1, 0, 0)
 
-    assert [one.name for one in Effect.objects.all()] == ["the caller's"]
+    assert [item.name for item in Effect.objects.all()] == ["the caller's"]
     assert hooks == [1]
 
 

@@ -18,8 +18,8 @@ pytestmark = [only_on_postgresql, real_commits]
 
 
 @pytest.fixture
-def stranger() -> Iterator[None]:
-    """This session is somebody who may read no table."""
+def no_privileges() -> Iterator[None]:
+    """This session is a role that may read no table."""
     name = f"stranger_{uuid.uuid4().hex}"
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE ROLE {name}; SET ROLE {name}")
@@ -32,12 +32,12 @@ def test_all_tables_that_lack_something_are_named_and_the_callers_transaction_go
         found = schema_check.missing("default", [Leased, Transactional])
         assert not Leased.objects.filter(pk=-1).only("seq").exists()
 
-    assert [one.partition(" (")[0] for one in found] == [
+    assert [item.partition(" (")[0] for item in found] == [
         "columns of testapp_leased", "columns of testapp_transactional",
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("stranger")
+@pytest.mark.usefixtures("no_privileges")
 def test_a_table_that_may_not_be_read_is_there() -> None:
     assert schema_check.missing("default", [Leased]) == []
 
@@ -51,19 +51,19 @@ def test_a_table_of_another_schema_is_looked_for_there(monkeypatch: pytest.Monke
     assert "testapp_nothing" in found
 
 
-def test_a_table_that_somebody_is_changing_is_not_called_missing() -> None:
-    other = connection.copy()
+def test_a_locked_table_is_not_reported_as_missing() -> None:
+    second_connection = connection.copy()
     try:
         with transaction.atomic(), connection.cursor() as cursor:
-            with other.cursor() as changing:
-                other.set_autocommit(False)
+            with second_connection.cursor() as changing:
+                second_connection.set_autocommit(False)
                 changing.execute("LOCK TABLE testapp_leased IN ACCESS EXCLUSIVE MODE")
             cursor.execute("SET LOCAL lock_timeout = '50ms'")
             with pytest.raises(OperationalError, match="lock timeout"):
                 schema_check.missing("default", [Leased])
     finally:
-        other.rollback()
-        other.close()
+        second_connection.rollback()
+        second_connection.close()
 
 
 def test_tables_of_the_app_itself_are_looked_for_as_well() -> None:

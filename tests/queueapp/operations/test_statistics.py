@@ -1,4 +1,4 @@
-"""Figures of queues: also of those that nobody here knows and that delayed messages are stuck for."""
+"""Figures of queues: also of unknown queues that have delayed messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stuck(destination: str, count: int, late: timedelta = timedelta(hours=1)) ->
         DelayedMessage.objects.create(destination=destination, due=Now() - late, message_id=uuid.uuid4())
 
 
-def test_delayed_messages_for_a_queue_that_nobody_knows_are_a_line_of_their_own() -> None:
+def test_delayed_messages_for_an_unknown_queue_have_a_line_of_their_own() -> None:
     stuck("gone.Queue", 3)
     stuck("testapp.Leased", 2)
     stuck("renamed.Queue", 1, late=timedelta(days=-10))
@@ -55,15 +55,15 @@ def test_delayed_messages_for_a_queue_that_nobody_knows_are_a_line_of_their_own(
         queue="other.Queue", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1)
     )
 
-    found = {one.queue: one for one in queue_stats()}
+    found = {stats.queue: stats for stats in queue_stats()}
 
     assert (found["gone.Queue"].delayed, found["gone.Queue"].database) == (3, "default")
     assert "no such queue in this project" in found["gone.Queue"].note
-    assert found["gone.Queue"].waiting is None, "nobody knows its table"
+    assert found["gone.Queue"].waiting is None, "its table is unknown"
     assert found["testapp.Leased"].delayed == 2
     assert found["renamed.Queue"].delayed == 1, "seen before it is due"
     assert "other.Queue" not in found, "another project delivers it"
-    assert [one.queue for one in queue_stats([Leased])] == ["testapp.Leased"]
+    assert [stats.queue for stats in queue_stats([Leased])] == ["testapp.Leased"]
 
 
 def queuestats(*arguments: str) -> tuple[str, str, int]:
@@ -101,11 +101,11 @@ def test_what_is_just_as_much_as_is_counted_is_exact_and_one_more_is_not(monkeyp
                 PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=name, reason="r")
 
     def exact() -> set[bool | None]:
-        (one,) = queue_stats([Leased])
-        left = dict(statistics.unroutable_in("default"))["gone.Queue"]
-        gone = next(each for each in queue_stats() if each.queue == "gone.Queue")
-        assert (one.delayed, one.poison, left.count, gone.poison) == (2, 2, 2, 2)
-        return {one.exact, one.delayed_exact, one.poison_exact, left.exact, gone.poison_exact}
+        (stats,) = queue_stats([Leased])
+        remaining = dict(statistics.unroutable_in("default"))["gone.Queue"]
+        gone = next(item for item in queue_stats() if item.queue == "gone.Queue")
+        assert (stats.delayed, stats.poison, remaining.count, gone.poison) == (2, 2, 2, 2)
+        return {stats.exact, stats.delayed_exact, stats.poison_exact, remaining.exact, gone.poison_exact}
 
     add(2)
     assert exact() == {True}
@@ -120,10 +120,10 @@ def test_waiting_is_what_a_receiver_may_be_given() -> None:
     Leased.objects.filter(pk=second).update(lease_token=uuid.uuid4(), lease_expires=Now() - timedelta(minutes=5))
     Leased.objects.filter(pk=third).update(expires=Now() - timedelta(minutes=5))
     Leased.objects.filter(pk=fourth).update(enqueued_at=Now() - timedelta(hours=2))
-    (one,) = queue_stats([Leased])
-    assert (one.waiting, one.leased, one.lease_expired, one.expired, one.exact) == (4, 1, 1, 1, True)
-    assert one.oldest_seconds is not None
-    assert 7200 <= one.oldest_seconds < 7300
+    (stats,) = queue_stats([Leased])
+    assert (stats.waiting, stats.leased, stats.lease_expired, stats.expired, stats.exact) == (4, 1, 1, 1, True)
+    assert stats.oldest_seconds is not None
+    assert 7200 <= stats.oldest_seconds < 7300
 
 
 def test_what_an_open_transaction_has_taken_is_not_waiting() -> None:
@@ -142,22 +142,22 @@ def test_what_an_open_transaction_has_taken_is_not_waiting() -> None:
     thread.start()
     try:
         assert taken.wait(30)
-        (one,) = queue_stats([Transactional])
+        (stats,) = queue_stats([Transactional])
     finally:
         done.set()
         thread.join(30)
-    assert one.waiting == 2
+    assert stats.waiting == 2
 
 
 def test_a_missing_table_is_unknown_and_not_empty() -> None:
     """testapp.ForeignPostgres has no table here."""
     text, errors, code = queuestats("testapp.ForeignPostgres", "--json")
-    (one,) = json.loads(text)
-    assert [one[name] for name in ("waiting", "leased", "lease_expired", "expired", "exact", "oldest_seconds")] == [
+    (load,) = json.loads(text)
+    assert [load[name] for name in ("waiting", "leased", "lease_expired", "expired", "exact", "oldest_seconds")] == [
         None
     ] * 6
-    assert (one["delayed"], one["poison"], one["workers"], one["paused"]) == (0, 0, 0, False), "those are known"
-    assert one["error"].startswith("messages: the table does not exist")
+    assert (load["delayed"], load["poison"], load["workers"], load["paused"]) == (0, 0, 0, False), "those are known"
+    assert load["error"].startswith("messages: the table does not exist")
     assert "testapp.ForeignPostgres: messages: the table does not exist" in errors
     assert "foreign_postgres" in errors
     assert code == 1
@@ -173,7 +173,7 @@ def test_a_missing_table_is_unknown_and_not_empty() -> None:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The database of this process does not answer: nobody listens where it should be."""
+    """The database of this process does not answer: no server listens there."""
     database = connections["default"]
     database.close()
     parameters = database.get_connection_params
@@ -185,9 +185,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("nowhere")
 def test_a_database_that_does_not_answer_is_unknown_and_not_empty() -> None:
     text, errors, code = queuestats("testapp.Leased", "testapp.Short", "--json")
-    for one in json.loads(text):
-        assert {value for name, value in one.items() if name in COUNTED} == {None}
-        assert "the database cannot be reached" in one["error"]
+    for load in json.loads(text):
+        assert {value for name, value in load.items() if name in COUNTED} == {None}
+        assert "the database cannot be reached" in load["error"]
     assert errors.count("the database cannot be reached") == 2, "one line for each queue, and one cause in it"
     assert "testapp.Leased: " in errors
     assert code == 1
@@ -240,9 +240,9 @@ def rows_read(queue: Any, times: int = 1) -> tuple[int, QueueStats]:
     )
     with transaction.atomic(), connection.cursor() as cursor:
         for _ in range(times):
-            (one,) = queue_stats([queue])
+            (stats,) = queue_stats([queue])
         cursor.execute(sql, [queue._meta.db_table])
-        return cursor.fetchone()[0], one
+        return cursor.fetchone()[0], stats
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="it counts what PostgreSQL reads")
@@ -257,28 +257,28 @@ def test_figures_of_a_large_table_read_no_more_than_the_limit(columns: dict[str,
     if analyzed:
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE testapp_leased")
-    read, one = rows_read(Leased, 1)
+    read, stats = rows_read(Leased, 1)
     assert read <= LIMIT + 10
     # A statement that is run often is planned for any limit.
-    again, one = rows_read(Leased, 8)
+    again, stats = rows_read(Leased, 8)
     assert again - read <= 8 * (LIMIT + 10)
-    assert one.exact is False
-    assert one.waiting is not None
+    assert stats.exact is False
+    assert stats.waiting is not None
     if columns:
-        assert LIMIT < (one.leased or 0) + (one.expired or 0) <= LIMIT + 1
-        assert one.oldest_seconds is None
+        assert LIMIT < (stats.leased or 0) + (stats.expired or 0) <= LIMIT + 1
+        assert stats.oldest_seconds is None
     else:
-        assert ROWS * 0.99 <= one.waiting <= ROWS
-        assert one.oldest_seconds is not None
+        assert ROWS * 0.99 <= stats.waiting <= ROWS
+        assert stats.oldest_seconds is not None
     assert ("~300000" in queuestats("testapp.Leased")[0]) is not bool(columns)
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="it counts what PostgreSQL reads")
 def test_figures_of_a_large_table_with_levels_read_no_more_than_the_limit() -> None:
-    fill(AddressedUrgent, recipient="'somebody'", priority="1")
-    read, one = rows_read(AddressedUrgent)
+    fill(AddressedUrgent, recipient="'a.consumer'", priority="1")
+    read, item = rows_read(AddressedUrgent)
     assert read <= 2 * LIMIT + 100
-    assert one.exact is False
+    assert item.exact is False
 
 
 def test_an_estimate_is_not_what_was_there_once() -> None:
@@ -288,5 +288,5 @@ def test_an_estimate_is_not_what_was_there_once() -> None:
         cursor.execute("ANALYZE testapp_leased")
     last = Leased.objects.order_by("-seq").values_list("seq", flat=True)[20_000]
     Leased.objects.filter(seq__lte=last)._raw_delete("default")
-    (one,) = queue_stats([Leased])
-    assert (one.waiting, one.exact) == (20_000, False)
+    (stats,) = queue_stats([Leased])
+    assert (stats.waiting, stats.exact) == (20_000, False)

@@ -45,10 +45,10 @@ def have(*names: str, queue: Any = Addressed) -> None:
 
 def live(*names: str, queue: Any = Addressed) -> None:
     """A live worker that has these consumers; without any it does not say."""
-    told = json.dumps([[name, KIND] for name in names]) if names else ""
+    reported = json.dumps([[name, KIND] for name in names]) if names else ""
     Subscriber.objects.create(
         queue=queue._meta.label, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1),
-        consumers=told,
+        consumers=reported,
     )  # fmt: skip
 
 
@@ -83,9 +83,9 @@ def test_code_that_starts_again_is_noted_and_nothing_of_other_code_goes() -> Non
     have("one")
     subscriptions.register("default")
 
-    one, two = Subscription.objects.order_by("consumer")
-    assert one.seen_at > long_ago
-    assert one.made_at == long_ago
+    item, two = Subscription.objects.order_by("consumer")
+    assert item.seen_at > long_ago
+    assert item.made_at == long_ago
     assert two.consumer == "two"
 
 
@@ -145,7 +145,7 @@ def test_an_alias_that_is_new_is_noted_so_that_older_code_knows_it() -> None:
 # -- what is shown ---------------------------------------------------------------------------------------------------
 
 
-def test_figures_tell_who_is_served_and_what_waits() -> None:
+def test_figures_report_who_is_served_and_what_waits() -> None:
     for name in ("served", "lone"):
         subscriptions.subscribe(Addressed, name, KIND)
     subscriptions.subscribe(Addressed, "lone", "another.Type")
@@ -160,28 +160,31 @@ def test_figures_tell_who_is_served_and_what_waits() -> None:
     assert lone.types == ["another.Type", KIND]
     assert lone.oldest_seconds is not None
     assert (served.active, served.waiting) == (True, 3)
-    assert [left.name for left in found.unroutable] == ["lone"]
+    assert [rest.name for rest in found.unroutable] == ["lone"]
     assert found.consumers_without_worker == [], "what waits is said already"
-    told = run("listconsumers", LABEL)
-    assert "lone (another.Type, " + KIND + "): NO LIVE WORKER, 3 waiting, the oldest " in told
+    reported = run("listconsumers", LABEL)
+    assert "lone (another.Type, " + KIND + "): NO LIVE WORKER, 3 waiting, the oldest " in reported
 
 
-def test_one_that_nobody_serves_is_a_line_before_anything_waits_for_it() -> None:
+def test_a_subscription_without_a_consumer_has_a_line_before_a_message_waits_for_it() -> None:
     subscriptions.subscribe(Addressed, "served", KIND)
     subscriptions.subscribe(Addressed, "lone", KIND)
     text = f"{LABEL}: consumer 'lone' has no live worker; 0 copies wait\n"
-    assert text not in run("queuestats", LABEL), "nobody receives the queue at all"
+    assert text not in run("queuestats", LABEL), "no worker receives the queue"
 
     live("served")
 
     assert text in run("queuestats", LABEL)
-    (told,) = json.loads(run("queuestats", LABEL, json=True))
-    assert [(one["consumer"], one["active"]) for one in told["consumers"]] == [("lone", False), ("served", True)]
+    (load,) = json.loads(run("queuestats", LABEL, json=True))
+    assert [(notification["consumer"], notification["active"]) for notification in load["consumers"]] == [
+        ("lone", False),
+        ("served", True),
+    ]
     assert "lone (" + KIND + "): NO LIVE WORKER, 0 waiting" in run("listconsumers")
-    assert [one["active"] for one in json.loads(run("listconsumers", LABEL, json=True))] == [False, True]
+    assert [item["active"] for item in json.loads(run("listconsumers", LABEL, json=True))] == [False, True]
 
 
-def test_of_a_worker_that_does_not_say_nothing_is_claimed() -> None:
+def test_of_a_worker_without_a_report_nothing_is_claimed() -> None:
     subscriptions.subscribe(Addressed, "lone", KIND)
     live()
 
@@ -220,7 +223,7 @@ def waiting(*names: str) -> None:
         Addressed.send(Nop(3, ""), recipient=name, delay=timedelta(hours=1))
 
 
-def left() -> list[str]:
+def remaining() -> list[str]:
     return sorted(Addressed.objects.values_list("recipient", flat=True))
 
 
@@ -230,7 +233,7 @@ def test_a_consumer_is_removed_and_its_copies_stay() -> None:
 
     Addressed.send(Nop(3, ""))
 
-    assert left() == ["new", "new", "new", "old", "old"]
+    assert remaining() == ["new", "new", "new", "old", "old"]
     assert DelayedMessage.objects.filter(recipient="old").count() == 1
 
 
@@ -239,14 +242,14 @@ def test_its_copies_are_purged_but_those_in_flight() -> None:
     with Addressed.receive(recipient="old") as batch:
         assert len(batch) == 1
         assert "2 copies deleted" in run("removeconsumer", LABEL, "old", purge=True)
-        assert left() == ["new", "new", "old"]
+        assert remaining() == ["new", "new", "old"]
     assert not DelayedMessage.objects.filter(recipient="old").exists()
 
 
 def test_its_copies_are_moved_to_another() -> None:
     waiting("old", "new")
     assert "3 copies moved to new" in run("removeconsumer", LABEL, "old", move_to="new")
-    assert left() == ["new"] * 4
+    assert remaining() == ["new"] * 4
     assert DelayedMessage.objects.filter(recipient="new").count() == 2
     with Addressed.receive(max_backlog=10, recipient="new") as batch:
         assert len(batch) == 4
@@ -256,7 +259,7 @@ def test_it_is_renamed_with_its_row_and_copies() -> None:
     waiting("old")
     assert run("removeconsumer", LABEL, "old", rename_to="new") == "old was renamed to new; 3 copies moved.\n"
     assert list(Subscription.objects.values_list("consumer", "type_name")) == [("new", KIND)]
-    assert left() == ["new", "new"]
+    assert remaining() == ["new", "new"]
 
 
 def test_one_that_a_live_worker_has_is_not_removed_unless_forced() -> None:
@@ -269,20 +272,20 @@ def test_one_that_a_live_worker_has_is_not_removed_unless_forced() -> None:
     assert Subscription.objects.count() == 0
 
 
-def test_while_a_live_worker_does_not_say_which_it_has_none_is_removed() -> None:
+def test_while_a_live_worker_does_not_report_which_it_has_none_is_removed() -> None:
     waiting("old")
     live()
     with pytest.raises(CommandError, match="does not report its consumers"):
         run("removeconsumer", LABEL, "old", purge=True)
     assert Subscription.objects.count() == 1
-    assert len(left()) == 2
+    assert len(remaining()) == 2
     run("removeconsumer", LABEL, "old", purge=True, force=True)
-    assert (Subscription.objects.count(), left()) == (0, [])
+    assert (Subscription.objects.count(), remaining()) == (0, [])
 
 
 def test_copies_are_not_moved_to_who_is_no_consumer() -> None:
     waiting("old", "new")
-    for to in ("nobody", "old"):
+    for to in ("unknown", "old"):
         with pytest.raises(InvalidMessage, match="must be another consumer of the queue"):
             subscriptions.move_copies(Addressed, "old", to)
         with pytest.raises(CommandError, match="must be another consumer"):
@@ -299,7 +302,7 @@ def test_a_misspelt_consumer_is_refused_and_one_that_only_has_copies_is_not(what
 
     subscriptions.unsubscribe(Addressed, "old")
     assert LABEL in run("removeconsumer", LABEL, "old")
-    assert left() == ["new", "new", "old", "old"]
+    assert remaining() == ["new", "new", "old", "old"]
 
 
 # -- the admin -------------------------------------------------------------------------------------------------------
@@ -322,13 +325,13 @@ def test_the_page_shows_who_is_served_and_the_overview_has_a_mark(operator: Clie
 def test_copies_are_purged_and_moved_and_consumers_removed_on_the_page(operator: Client) -> None:  # noqa: F811
     waiting("old", "new")
     old, new = (Subscription.objects.get(consumer=name).pk for name in ("old", "new"))
-    refused = operate(operator, Subscription, "move_copies", old, to="nobody")
-    assert "cannot be moved" in " ".join(str(one) for one in refused.context["messages"])
+    refused = operate(operator, Subscription, "move_copies", old, to="unknown")
+    assert "cannot be moved" in " ".join(str(item) for item in refused.context["messages"])
 
     operate(operator, Subscription, "move_copies", old, to="new")
-    assert left() == ["new"] * 4
+    assert remaining() == ["new"] * 4
     operate(operator, Subscription, "purge_copies", new)
-    assert left() == []
+    assert remaining() == []
     operate(operator, Subscription, "remove", old, new)
     assert not Subscription.objects.exists()
 
@@ -336,7 +339,7 @@ def test_copies_are_purged_and_moved_and_consumers_removed_on_the_page(operator:
         late = operator.post(
             url(Subscription), {"action": "remove", "_selected_action": [old, new], **answer}, follow=True
         )
-        assert "Another operator has handled them" in " ".join(str(one) for one in late.context["messages"])
+        assert "Another operator has handled them" in " ".join(str(item) for item in late.context["messages"])
 
 
 def test_a_message_without_a_name_for_its_queue_is_shown(operator: Client) -> None:  # noqa: F811
@@ -356,9 +359,9 @@ def test_each_action_needs_its_permission(staff: Any) -> None:  # noqa: F811
         viewer.post(url(Subscription), {"action": action, **post})
     worker.post(url(Subscription), {"action": "remove", **post})
     remover.post(url(Subscription), {"action": "purge_copies", **post})
-    assert (len(left()), Subscription.objects.count()) == (4, 2)
+    assert (len(remaining()), Subscription.objects.count()) == (4, 2)
     assert staff().get(url(Subscription)).status_code == 403
     worker.post(url(Subscription), {"action": "purge_copies", **post})
     remover.post(url(Subscription), {"action": "remove", **post})
-    assert (left(), Subscription.objects.count()) == (["new", "new"], 1)
+    assert (remaining(), Subscription.objects.count()) == (["new", "new"], 1)
     assert connection.vendor

@@ -1,4 +1,4 @@
-"""What nobody will ever take is a figure: unknown types, recipients that no consumer has, and what is kept for queues
+"""Unroutable messages are a figure: unknown types, recipients that no consumer has, and what is kept for queues
 that are no more."""
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def live(
     return Subscriber.objects.create(queue=queue if isinstance(queue, str) else queue._meta.label, **given)
 
 
-def left(queue: Any) -> list[tuple[str, str, int | None, bool]]:
-    (one,) = queue_stats([queue])
-    assert not one.error
-    return [(it.what, it.name, it.count, it.exact) for it in one.unroutable]
+def remaining(queue: Any) -> list[tuple[str, str, int | None, bool]]:
+    (stats,) = queue_stats([queue])
+    assert not stats.error
+    return [(it.what, it.name, it.count, it.exact) for it in stats.unroutable]
 
 
 def test_types_that_no_live_worker_knows_are_counted_and_have_an_age() -> None:
@@ -62,8 +62,8 @@ def test_types_that_no_live_worker_knows_are_counted_and_have_an_age() -> None:
     Leased.objects.filter(pk=Leased.objects.values_list("pk", flat=True).first()).update(
         enqueued_at=Now() - timedelta(hours=2)
     )
-    (one,) = queue_stats([Leased])
-    (found,) = one.unroutable
+    (stats,) = queue_stats([Leased])
+    (found,) = stats.unroutable
     assert (found.what, found.name, found.count, found.exact) == ("type", STRANGE, 3, True)
     assert found.oldest_seconds is not None
     assert 7200 <= found.oldest_seconds < 7300
@@ -79,24 +79,24 @@ def test_types_that_no_live_worker_knows_are_counted_and_have_an_age() -> None:
     assert json.loads(out.getvalue())[0]["unroutable"][0]["name"] == STRANGE
 
 
-def test_a_type_that_another_live_worker_takes_is_nothing_to_be_told() -> None:
+def test_a_type_of_another_live_worker_is_not_reported() -> None:
     live(Leased, unknown=[STRANGE])
     live(Leased, consumers=[["tests.strange", STRANGE]])
     Leased.send(Strange())
-    assert left(Leased) == []
+    assert remaining(Leased) == []
 
 
-def test_types_that_are_gone_are_told_no_more() -> None:
+def test_types_that_are_gone_are_no_longer_reported() -> None:
     live(Leased, unknown=[STRANGE])
     Leased.send({"no": "type"})
-    assert left(Leased) == []
+    assert remaining(Leased) == []
 
 
-def test_types_of_a_large_table_are_told_also_where_they_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_of_a_large_table_are_reported_beyond_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "LIMIT", 2)
     live(Leased, unknown=[STRANGE])
     Leased.send_many([{}, {}, {}, Strange()])
-    assert left(Leased) == [("type", STRANGE, None, False)]
+    assert remaining(Leased) == [("type", STRANGE, None, False)]
 
 
 def test_recipients_that_no_live_consumer_has() -> None:
@@ -105,14 +105,14 @@ def test_recipients_that_no_live_consumer_has() -> None:
     for _ in range(2):
         Addressed.send({}, recipient="tests.renamed", unknown_recipient=True)
     Addressed.send(Strange())
-    assert left(Addressed) == [("recipient", "tests.renamed", 2, True), ("type", STRANGE, 1, True)]
+    assert remaining(Addressed) == [("recipient", "tests.renamed", 2, True), ("type", STRANGE, 1, True)]
 
 
-def test_recipients_are_not_guessed_where_a_worker_does_not_say() -> None:
+def test_recipients_are_not_guessed_where_a_worker_does_not_report() -> None:
     live(Addressed)
     live(Addressed, consumers=[])
     Addressed.send({}, recipient="tests.renamed", unknown_recipient=True)
-    assert left(Addressed) == []
+    assert remaining(Addressed) == []
 
 
 def test_recipients_and_types_of_each_level() -> None:
@@ -122,8 +122,8 @@ def test_recipients_and_types_of_each_level() -> None:
         AddressedUrgent.send({}, priority=priority, recipient="tests.renamed", unknown_recipient=True)
         AddressedUrgent.send(Strange(), priority=priority)
         Urgent.send(Strange(), priority=priority)
-    assert sorted(left(AddressedUrgent)) == [("recipient", "tests.renamed", 3, True), ("type", STRANGE, 3, True)]
-    assert left(Urgent) == [("type", STRANGE, 3, True)]
+    assert sorted(remaining(AddressedUrgent)) == [("recipient", "tests.renamed", 3, True), ("type", STRANGE, 3, True)]
+    assert remaining(Urgent) == [("type", STRANGE, 3, True)]
 
 
 def test_levels_are_found_by_seeks_however_many_messages_they_have() -> None:
@@ -139,7 +139,7 @@ def test_levels_are_found_by_seeks_however_many_messages_they_have() -> None:
         )
     sql = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'testapp_addressed'"
     with transaction.atomic(), connection.cursor() as cursor:
-        assert left(Addressed) == [("recipient", "tests.other", 10_000, False), ("recipient", "x", 10_000, False)]
+        assert remaining(Addressed) == [("recipient", "tests.other", 10_000, False), ("recipient", "x", 10_000, False)]
         cursor.execute(sql)
         assert cursor.fetchone()[0] <= 3 * 10_001 + 50
 
@@ -148,7 +148,7 @@ def test_poison_of_queues_that_are_no_more_is_a_line_of_its_own() -> None:
     for queue in ("gone.Queue", "gone.Queue", "other.Project"):
         PoisonMessage.objects.create(message_id=uuid.uuid4(), queue=queue, reason="r")
     live("other.Project")
-    found = {one.queue: one for one in queue_stats()}
+    found = {stats.queue: stats for stats in queue_stats()}
     assert (found["gone.Queue"].poison, found["gone.Queue"].poison_exact) == (2, True)
     assert found["gone.Queue"].note
     assert "other.Project" not in found, "it has a worker, so it is another project's"
@@ -158,35 +158,35 @@ def test_poison_of_queues_that_are_no_more_is_a_line_of_its_own() -> None:
     ("name", "means"), [(DISPATCHER, "no dispatcher is running"), (MAINTENANCE, "no maintenance is running")]
 )
 def test_dispatchers_and_housekeepers_are_lines_of_their_own_with_their_trouble(name: str, means: str) -> None:
-    (one,) = [one for one in queue_stats() if one.queue == name]
-    assert one.workers == 0
-    assert one.note.startswith(means)
+    (stats,) = [item for item in queue_stats() if item.queue == name]
+    assert stats.workers == 0
+    assert stats.note.startswith(means)
     live(name)
     Subscriber.objects.update(heartbeat_at=Now() - timedelta(minutes=3), alive_until=Now() - timedelta(minutes=2))
-    (one,) = [one for one in queue_stats() if one.queue == name]
-    assert one.workers == 0
-    assert one.note.endswith("; last heartbeat 3m ago")
+    (stats,) = [item for item in queue_stats() if item.queue == name]
+    assert stats.workers == 0
+    assert stats.note.endswith("; last heartbeat 3m ago")
     trouble = [{"breaker": "dispatch", "name": "Dispatch of due messages in default", "state": "failing", "error": "e"}]
     live(name, breakers=json.dumps(trouble))
-    (one,) = [one for one in queue_stats() if one.queue == name]
-    assert (one.workers, one.breakers, one.note) == (1, trouble, "")
+    (stats,) = [item for item in queue_stats() if item.queue == name]
+    assert (stats.workers, stats.breakers, stats.note) == (1, trouble, "")
 
 
-def test_what_a_worker_of_another_version_says_is_shown_as_it_is() -> None:
+def test_what_a_worker_of_another_version_states_is_shown_as_it_is() -> None:
     live(Leased, breakers="Peek of testapp.Leased: armed: gone", consumers=[], unknown=[])
     Subscriber.objects.update(unknown_types="", consumers="")
-    (one,) = queue_stats([Leased])
-    assert [trouble["error"] for trouble in one.breakers] == ["Peek of testapp.Leased: armed: gone"]
+    (stats,) = queue_stats([Leased])
+    assert [trouble["error"] for trouble in stats.breakers] == ["Peek of testapp.Leased: armed: gone"]
 
 
-def test_priorities_that_a_queue_has_no_level_for_are_named_whoever_lives() -> None:
+def test_priorities_without_a_level_are_named_whichever_workers_live() -> None:
     for priority in (9, 9, -1, 0, 2):
         Urgent.send({})
         Urgent.objects.filter(pk=Urgent.objects.values_list("pk", flat=True).last()).update(priority=priority)
     expected = [("priority", "-1", 1, True), ("priority", "9", 2, True)]
-    assert sorted(left(Urgent)) == expected
+    assert sorted(remaining(Urgent)) == expected
     live(Urgent)
-    assert sorted(left(Urgent)) == expected
+    assert sorted(remaining(Urgent)) == expected
 
     out = StringIO()
     call_command("queuestats", "testapp.Urgent", stdout=out)
@@ -195,17 +195,17 @@ def test_priorities_that_a_queue_has_no_level_for_are_named_whoever_lives() -> N
     )
 
 
-def test_priorities_beyond_the_levels_are_told_apart_from_recipients() -> None:
+def test_priorities_beyond_the_levels_are_distinguished_from_recipients() -> None:
     live(AddressedUrgent)
     for recipient in ("tests.known", "tests.renamed"):
         AddressedUrgent.send({}, recipient=recipient, unknown_recipient=True)
     AddressedUrgent.objects.update(priority=7)
     AddressedUrgent.send({}, recipient="tests.renamed", unknown_recipient=True)
 
-    assert sorted(left(AddressedUrgent)) == [("priority", "7", 2, True), ("recipient", "tests.renamed", 1, True)]
+    assert sorted(remaining(AddressedUrgent)) == [("priority", "7", 2, True), ("recipient", "tests.renamed", 1, True)]
 
 
-def test_what_housekeeping_names_is_looked_for_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maintenance_searches_unroutable_messages_only_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
     look = unroutable.find_unroutable
 
@@ -229,7 +229,7 @@ def test_what_housekeeping_names_is_looked_for_only_where_it_can_be(monkeypatch:
     assert tables() == [Leased, Addressed, Urgent]
 
 
-def test_housekeeping_names_what_the_figures_show_and_counts_nothing_else() -> None:
+def test_maintenance_names_what_the_figures_show_and_counts_nothing_else() -> None:
     live(Leased, unknown=[STRANGE])
     live(Addressed)
     Leased.send(Strange())
@@ -239,9 +239,9 @@ def test_housekeeping_names_what_the_figures_show_and_counts_nothing_else() -> N
     with CaptureQueriesContext(connection) as context:
         found = statistics.unroutable_in("default")
 
-    shown = [(one.queue, left) for one in queue_stats([Addressed, Leased]) for left in one.unroutable]
-    assert sorted((queue, left.what, left.count) for queue, left in found) == sorted(
-        (queue, left.what, left.count) for queue, left in shown
+    shown = [(stats.queue, rest) for stats in queue_stats([Addressed, Leased]) for rest in stats.unroutable]
+    assert sorted((queue, rest.what, rest.count) for queue, rest in found) == sorted(
+        (queue, rest.what, rest.count) for queue, rest in shown
     )
-    assert {left.what for _, left in found} == {"recipient", "type"}
-    assert not [one["sql"] for one in context if "COUNT(" in one["sql"] and "poison" in one["sql"]]
+    assert {rest.what for _, rest in found} == {"recipient", "type"}
+    assert not [item["sql"] for item in context if "COUNT(" in item["sql"] and "poison" in item["sql"]]

@@ -32,8 +32,8 @@ def nothing_looked(monkeypatch: pytest.MonkeyPatch) -> None:
 def insert_rows(alias: str, *rows: tuple[bytes, bool]) -> None:
     """As a queue is filled from the journal, or as what is due arrives from another database."""
     connection = connections[alias]
-    some = [Row(0, new_id(), "{}", body, is_barrier=is_barrier) for body, is_barrier in rows]
-    queue_sql(Fenced, connection).inserts.insert_rows(connection, some)
+    part = [Row(0, new_id(), "{}", body, is_barrier=is_barrier) for body, is_barrier in rows]
+    queue_sql(Fenced, connection).inserts.insert_rows(connection, part)
 
 
 def waits(alias: str, step: Callable[[], Any]) -> None:
@@ -75,17 +75,17 @@ def test_barrier_among_such_rows_waits_for_open_sends(alias: str) -> None:
 
 
 def test_barrier_that_receive_could_not_take_is_taken_by_the_same_client(alias: str) -> None:
-    """It died between the release and its own taking; where no worker keeps house nobody else would take that away."""
+    """It died between the release and its own taking; without maintenance no other process would delete it."""
     client = uuid.uuid4()
     Fenced.send({"n": 1}, is_barrier=True, using=alias)
     Fenced.send({"n": 2}, using=alias)
-    assert barriers.release(Fenced, alias, also=client) == 1
+    assert barriers.release(Fenced, alias, extra_owner=client) == 1
 
     with Fenced.receive(client=client, using=alias) as batch:
-        assert [one.is_barrier for one in batch] == [True]
+        assert [item.is_barrier for item in batch] == [True]
     with Fenced.receive(client=client, using=alias) as batch:
-        for one in batch:
-            assert one.body == {"n": 2}
-            one.ack()
+        for message in batch:
+            assert message.body == {"n": 2}
+            message.ack()
     assert not Fenced.objects.using(alias).exists()
     assert not BarrierDelivery.objects.using(alias).exists()

@@ -76,7 +76,7 @@ async def cancelled_at(work: Coroutine[Any, Any, Any], n: int, after: float | No
 
 
 class Hold:
-    """Stops what runs on the thread of the async ORM, until it is let go."""
+    """Stops what runs on the thread of the async ORM, until it is released."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -112,7 +112,7 @@ async def run(work: Callable[[], Coroutine[Any, Any, Any]], queue: Any) -> Any:
 
 
 def assert_free(queue: Any, count: int) -> None:
-    """So many messages are left, and nobody has them."""
+    """So many messages are left, and none is leased."""
     assert [row.lease_token for row in queue.objects.all()] == [None] * count
     with queue.receive(100) as batch:
         assert len(list(batch)) == count
@@ -147,13 +147,13 @@ def test_a_task_may_be_cancelled_at_every_await(queue: Any, when: str) -> None:
             assert ended == ["ack", "cancel", "expire", "extend"]
             assert queue.objects.count() == 3
             break
-        left = queue.objects.count()
+        remaining = queue.objects.count()
         if queue is Transactional and was_cancelled:
             # Cancelled in the block, it is undone as a whole; in its commit, it is not.
-            assert left in (5, 3)
+            assert remaining in (5, 3)
         else:
-            assert left in {5, 4, 3}
-        assert_free(queue, left)
+            assert remaining in {5, 4, 3}
+        assert_free(queue, remaining)
     assert Effect.objects.filter(name="after it").count() == n
     assert n > 5
 
@@ -200,12 +200,12 @@ def test_a_time_limit_around_it_is_still_a_time_limit(queue: Any, monkeypatch: A
     queue.send({})
 
     async def work() -> None:
-        async def let_go() -> None:
+        async def release() -> None:
             await hold.until_reached()
             await asyncio.sleep(0.05)
             hold.go.set()
 
-        letting = asyncio.create_task(let_go())
+        letting = asyncio.create_task(release())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01), queue.areceive():
                 pass
@@ -322,14 +322,16 @@ def no_other_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_other_consumers")
 def test_an_async_handler_extends_its_lease() -> None:
-    left: list[timedelta] = []
+    remaining: list[timedelta] = []
     lost: list[LeaseLost] = []
 
     @consumer(Leased)
     async def handle(message: Ping, context: Context) -> None:
         await context.aextend(timedelta(hours=1))
         row = await Leased.objects.aget()
-        left.append(row.lease_expires - await Leased.objects.annotate(now=Now()).values_list("now", flat=True).aget())
+        remaining.append(
+            row.lease_expires - await Leased.objects.annotate(now=Now()).values_list("now", flat=True).aget()
+        )
         await Leased.objects.aupdate(lease_token=None, lease_expires=None)
         try:
             await context.aextend()
@@ -341,7 +343,7 @@ def test_an_async_handler_extends_its_lease() -> None:
     eventually(lambda: lost)
     worker.stop()
 
-    assert left[0] > timedelta(minutes=59)
+    assert remaining[0] > timedelta(minutes=59)
 
 
 @pytest.mark.usefixtures("no_other_consumers")
@@ -355,8 +357,8 @@ def test_a_handler_that_is_cut_off_while_it_receives_leaves_its_threads_connecti
         open_blocks.append(transaction.get_connection().in_atomic_block)
         if context.attempt == 1:
             async with Transactional.areceive(2) as batch:
-                async for one in batch:
-                    await one.ack()
+                async for item in batch:
+                    await item.ack()
                     await asyncio.sleep(DEADLINE)
         await Effect.objects.acreate(name="second attempt")
 

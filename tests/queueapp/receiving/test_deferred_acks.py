@@ -46,9 +46,9 @@ def test_deferred_ack_expiration(alias: str) -> None:
     Deferring.send({"n": 1}, message_id=late, using=alias)
 
     assert Deferring.ack(ids=[early, late], using=alias) == 1
-    one = kept(alias).annotate(left=F("expires") - Now()).get()
-    assert (one.queue, one.message_id, one.kind) == (Deferring._meta.label, early, "ack")
-    assert timedelta(minutes=59) < one.left <= timedelta(hours=1)
+    message = kept(alias).annotate(left=F("expires") - Now()).get()
+    assert (message.queue, message.message_id, message.kind) == (Deferring._meta.label, early, "ack")
+    assert timedelta(minutes=59) < message.left <= timedelta(hours=1)
     assert Deferring.send({"n": 2}, message_id=early, using=alias) == early
 
     assert not rows(alias).exists(), "it never enters"
@@ -65,7 +65,7 @@ def test_a_deferred_expire_is_honoured_as_removal(alias: str) -> None:
     assert not rows(alias).exists()
 
 
-def test_a_deferred_ack_that_is_said_again_is_kept_anew(alias: str) -> None:
+def test_a_deferred_ack_that_is_repeated_is_kept_anew(alias: str) -> None:
     early = new_id()
     Deferring.expire(ids=[early], using=alias)
     kept(alias).update(expires=Now() - timedelta(minutes=1))
@@ -78,9 +78,9 @@ def test_a_deferred_cancel_is_dropped(alias: str) -> None:
     assert not kept(alias).exists()
 
 
-def test_a_deferred_ack_that_is_too_old_holds_nobody_back(alias: str) -> None:
-    early, other = new_id(), new_id()
-    Deferring.ack(ids=[early, other], using=alias)
+def test_a_deferred_ack_that_is_too_old_blocks_no_message(alias: str) -> None:
+    early, second = new_id(), new_id()
+    Deferring.ack(ids=[early, second], using=alias)
     kept(alias).update(expires=Now() - timedelta(seconds=1))
     Deferring.send({}, message_id=early, using=alias)
 
@@ -116,9 +116,7 @@ def test_a_send_that_is_rolled_back_leaves_the_ack(alias: str) -> None:
     assert not rows(alias).exists()
 
 
-def test_a_message_that_somebody_holds_is_not_one_that_is_still_to_come(
-    alias: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leased_message_is_not_taken_for_a_future_message(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deferring.delivery, "leasing", Leasing.STRICT)
     identity = Deferring.send({}, using=alias)
     with Deferring.receive(using=alias) as batch:
@@ -128,7 +126,7 @@ def test_a_message_that_somebody_holds_is_not_one_that_is_still_to_come(
         message.ack()
 
 
-def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_another_path_are_removed_by_maintenance(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiration, "BATCH", 2)
     ids = [new_id() for _ in range(5)]
     Deferring.ack(ids=ids, using=alias)
@@ -142,8 +140,8 @@ def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monk
             gone, after = expiration.settle(Deferring, alias, after)
             removed += gone
         assert (removed, after) == (2, 0)
-        assert [row.id for row in rows(alias)] == [held.id], "what somebody holds is left to him"
-    assert {one.message_id for one in kept(alias)} == {ids[0], ids[4], held.id}
+        assert [row.id for row in rows(alias)] == [held.id], "leased messages are left to their owner"
+    assert {message.message_id for message in kept(alias)} == {ids[0], ids[4], held.id}
 
     removed, after = expiration.settle(Deferring, alias)
     assert removed + expiration.settle(Deferring, alias, after)[0] == 1
@@ -153,7 +151,7 @@ def test_what_came_in_by_another_way_is_removed_by_housekeeping(alias: str, monk
 def test_deferred_ack_count(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queueapp.operations.statistics.router.db_for_write", lambda queue: alias)
     Deferring.ack(ids=[new_id(), new_id()], using=alias)
-    found = {one.queue: one.deferred_ack_count for one in queue_stats([Deferring, Leased])}
+    found = {stats.queue: stats.deferred_ack_count for stats in queue_stats([Deferring, Leased])}
     assert found[Deferring._meta.label] == 2
     assert found[Leased._meta.label] is None
 
@@ -193,11 +191,11 @@ def test_acks_and_sends_at_the_same_time_leave_nothing_behind(alias: str) -> Non
 
 
 def test_acks_and_bulk_sends_at_the_same_time_leave_nothing_behind(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = threading.local()
-    monkeypatch.setattr("queueapp.sending.bulk.messages.id_sequence", lambda: lambda count: [mine.id.bytes] * count)
+    row = threading.local()
+    monkeypatch.setattr("queueapp.sending.bulk.messages.id_sequence", lambda: lambda count: [row.id.bytes] * count)
 
     def send(identity: uuid.UUID) -> None:
-        mine.id = identity
+        row.id = identity
         Deferring.send_many([{}], using=alias)
 
     race(alias, send, lambda identity: Deferring.ack(ids=[identity], using=alias) and None)

@@ -74,7 +74,9 @@ def now(alias: str) -> datetime:
     return backend_of(connections[alias]).now(connections[alias])
 
 
-@pytest.mark.parametrize(("model", "queues", "says", "alive"), GRID, ids=["-".join(map(str, one[:3])) for one in GRID])
+@pytest.mark.parametrize(
+    ("model", "queues", "says", "alive"), GRID, ids=["-".join(map(str, item[:3])) for item in GRID]
+)
 def test_expiration_model(alias: str, model: str, queues: str, says: str, alive: bool) -> None:
     queue = QUEUES[model]
     overrides.load(alias, {queue._meta.label: {"expiration": OF_QUEUE[queues]}})
@@ -202,7 +204,7 @@ def test_an_own_time_that_never_ends_is_kept_in_bulk_and_by_the_delayed_store(al
     assert delete_expired(Aging, alias, 10) == 0
 
 
-def test_never_says_nothing_where_the_queue_says_nothing(alias: str) -> None:
+def test_never_changes_nothing_where_the_queue_sets_nothing(alias: str) -> None:
     Leased.send({}, expires_in=NEVER, using=alias)
     assert Leased.objects.using(alias).get().expires is None
 

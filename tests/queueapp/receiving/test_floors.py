@@ -64,7 +64,7 @@ def test_the_highest_priority_comes_first_and_recipients_take_turns() -> None:
 
     claims = [floors.ahead() for _ in range(4)]
 
-    assert all([one.priority for one in ranges] == [1, 1, 0, 0] for ranges in claims)
+    assert all([item.priority for item in ranges] == [1, 1, 0, 0] for ranges in claims)
     assert {ranges[0].recipient for ranges in claims} == {"a", "b"}
     assert {ranges[2].recipient for ranges in claims} == {"a", "b"}
 
@@ -118,7 +118,7 @@ def test_a_cycle_takes_few_looks_however_slow_they_are(quickest: float, busy: li
     assert looks <= 17
 
 
-def test_what_is_known_without_a_look_says_nothing_of_the_way_to_the_server() -> None:
+def test_what_is_known_without_a_look_reports_nothing_of_the_way_to_the_server() -> None:
     floors = LowWaterMarks()
     floors.advance([row(10_000_000)], floors.returns)
     floors.rescanned(seconds=0.12)
@@ -182,16 +182,16 @@ def test_a_reset_looks_from_the_very_beginning() -> None:
 
 def test_shared_floors_rise_and_fall_together() -> None:
     places, returns = [0], [0, 0]
-    one, other = LowWaterMarks(), LowWaterMarks()
-    one.advance([row(10)], one.returns)
-    one.share(places, returns)
-    other.share(places, returns)
+    first, second = LowWaterMarks(), LowWaterMarks()
+    first.advance([row(10)], first.returns)
+    first.share(places, returns)
+    second.share(places, returns)
 
-    assert other.lowest == 11
-    other.advance([row(20)], other.returns)
-    assert one.ahead() == [SeqRange(21, MAX_SEQ)]
-    one.retreat(5)
-    assert other.lowest == 5
+    assert second.lowest == 11
+    second.advance([row(20)], second.returns)
+    assert first.ahead() == [SeqRange(21, MAX_SEQ)]
+    first.retreat(5)
+    assert second.lowest == 5
 
 
 def test_what_another_process_gave_back_is_looked_for_just_behind_the_floor() -> None:
@@ -273,7 +273,7 @@ def test_a_claim_begins_where_the_peek_saw_the_first_message() -> None:
     assert floors.behind() == [SeqRange(0, 499)]
 
 
-def test_a_peek_says_nothing_about_single_levels() -> None:
+def test_a_peek_reports_nothing_about_single_levels() -> None:
     floors = LowWaterMarks(LEVELS, leveled=True)
 
     floors.advance_to(500)
@@ -281,7 +281,7 @@ def test_a_peek_says_nothing_about_single_levels() -> None:
     assert floors.lowest == 0
 
 
-def test_what_was_found_in_a_window_is_told_by_its_own_level() -> None:
+def test_what_was_found_in_a_window_counts_for_its_own_level() -> None:
     floors = LowWaterMarks(LEVELS, leveled=True)
     behind = [SeqRange(0, 49_999, "", 1), SeqRange(0, 9, "", 0)]
 
@@ -323,15 +323,15 @@ def test_a_look_at_all_there_is_that_took_too_long_is_followed_by_one_at_half_of
 @pytest.mark.parametrize("returned", [False, True])
 def test_that_a_floor_came_down_is_known_in_all_processes_that_share_it(returned: bool) -> None:
     places, returns = [0], [0, 0]
-    one, other = LowWaterMarks(), LowWaterMarks()
-    one.share(places, returns)
-    other.share(places, returns)
-    before = other.retreats
+    first, second = LowWaterMarks(), LowWaterMarks()
+    first.share(places, returns)
+    second.share(places, returns)
+    before = second.retreats
 
-    one.retreat(5, returned=returned)
+    first.retreat(5, returned=returned)
 
-    assert other.retreats != before
-    assert (other.returns == 0) is not returned
+    assert second.retreats != before
+    assert (second.returns == 0) is not returned
 
 
 def test_what_came_back_is_looked_for_just_behind_the_floor_however_small_windows_are() -> None:

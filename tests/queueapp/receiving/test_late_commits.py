@@ -62,8 +62,8 @@ def test_kombu_finds_it_before_the_backlog_of_another_queue() -> None:
         message.ack()
 
     def publish_late() -> None:
-        with kombu.Connection("queueapp://default") as other:
-            other.Producer().publish("late", routing_key="a")
+        with kombu.Connection("queueapp://default") as second_connection:
+            second_connection.Producer().publish("late", routing_key="a")
 
     jump(BrokerQueue, 1)
     try:

@@ -21,7 +21,7 @@ from tests.databases import DATABASES, marks_of
 from tests.testapp.leases import Evicting, Forever
 from tests.testapp.models import Capped, Leased, Transactional
 
-ME, OTHER = uuid.uuid4(), uuid.uuid4()
+ME, OTHER_OWNER = uuid.uuid4(), uuid.uuid4()
 ALL = [Leasing.STRICT, Leasing.SUBLET, Leasing.FENCED]
 
 
@@ -30,7 +30,7 @@ def alias(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=ALL, ids=[one.value for one in ALL])
+@pytest.fixture(params=ALL, ids=[item.value for item in ALL])
 def leasing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Leasing:
     monkeypatch.setattr(Leased.delivery, "leasing", request.param)
     return request.param  # type: ignore[no-any-return]
@@ -48,7 +48,7 @@ def hand_out(alias: str, count: int, client: uuid.UUID | None = ME) -> list[int]
     return [message.seq for message in receive]
 
 
-def lapse(alias: str) -> None:
+def expire_lease(alias: str) -> None:
     Leased.objects.using(alias).update(lease_expires=Now() - timedelta(seconds=1))
 
 
@@ -78,15 +78,15 @@ def test_leasing_another_clients_lease(alias: str, leasing: Leasing) -> None:
     Leased.send({}, using=alias)
     (seq,) = hand_out(alias, 1)
 
-    assert Leased.ack(seq, client=OTHER, using=alias) == (leasing is Leasing.SUBLET)
+    assert Leased.ack(seq, client=OTHER_OWNER, using=alias) == (leasing is Leasing.SUBLET)
     assert rows(alias).count() == (leasing is not Leasing.SUBLET)
 
 
-def test_leasing_what_is_leased_to_nobody(alias: str, leasing: Leasing) -> None:
+def test_leasing_of_messages_without_an_owner(alias: str, leasing: Leasing) -> None:
     Leased.send({}, using=alias)
     seq = rows(alias).get().seq
 
-    assert Leased.ack(seq, client=OTHER, using=alias) == (leasing is not Leasing.FENCED)
+    assert Leased.ack(seq, client=OTHER_OWNER, using=alias) == (leasing is not Leasing.FENCED)
 
 
 def test_leasing_without_a_client(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_leasing_a_late_ack_before_it_is_leased_anew(alias: str, leasing: Leasin
     Leased.send({}, using=alias)
     with Leased.receive(client=ME, using=alias) as batch:
         (message,) = batch
-        lapse(alias)
+        expire_lease(alias)
         message.ack()
     assert not rows(alias).exists()
 
@@ -114,8 +114,8 @@ def test_leasing_a_late_ack_before_it_is_leased_anew(alias: str, leasing: Leasin
 def test_leasing_a_late_ack_by_bookmark_before_it_is_leased_anew(alias: str, leasing: Leasing) -> None:
     Leased.send({}, using=alias)
     (seq,) = hand_out(alias, 1)
-    client = token_of(alias, seq) if leasing is Leasing.FENCED else OTHER
-    lapse(alias)
+    client = token_of(alias, seq) if leasing is Leasing.FENCED else OTHER_OWNER
+    expire_lease(alias)
 
     assert Leased.ack(seq, client=client, using=alias) == 1
 
@@ -125,8 +125,8 @@ def test_leasing_a_late_ack_after_it_was_leased_anew(alias: str, leasing: Leasin
     Leased.send({}, using=alias)
     with Leased.receive(client=ME, using=alias) as late:
         (old,) = late
-        lapse(alias)
-        with Leased.receive(client=OTHER, using=alias) as batch:
+        expire_lease(alias)
+        with Leased.receive(client=OTHER_OWNER, using=alias) as batch:
             (new,) = batch
             if leasing is Leasing.FENCED:
                 with pytest.raises(LeaseLost):
@@ -153,15 +153,15 @@ def test_leasing_the_unit_is_the_client(alias: str, monkeypatch: pytest.MonkeyPa
 def test_ack_by_filter(alias: str, leasing: Leasing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queueapp.receiving.ack_by_seq.ROWS_PER_QUERY", 3)
     Leased.send_many([{"price": n} for n in range(10)], using=alias)
-    mine, theirs = hand_out(alias, 2), hand_out(alias, 2, OTHER)
-    rows(alias).filter(seq=theirs[1]).update(body=b"not JSON")
-    client = token_of(alias, mine[0]) if leasing is Leasing.FENCED else ME
+    first, second = hand_out(alias, 2), hand_out(alias, 2, OTHER_OWNER)
+    rows(alias).filter(seq=second[1]).update(body=b"not JSON")
+    client = token_of(alias, first[0]) if leasing is Leasing.FENCED else ME
 
     acked = Leased.ack(where="/price >= 1 AND /price < 8", client=client, using=alias)
 
-    # 1 of its own; 4 to 7 of nobody's; 2 of the other's, whose 3 is no JSON and so matches nothing.
+    # 1 of its own; 4 to 7 without an owner; 2 of the other's, whose 3 is no JSON and so matches nothing.
     assert acked == {Leasing.FENCED: 1, Leasing.STRICT: 5, Leasing.SUBLET: 6}[leasing]
-    assert rows(alias).filter(seq=theirs[1]).exists()
+    assert rows(alias).filter(seq=second[1]).exists()
     assert rows(alias).count() == 10 - acked
 
 
@@ -170,24 +170,24 @@ def test_ack_by_filter(alias: str, leasing: Leasing, monkeypatch: pytest.MonkeyP
 
 def test_ack_cancel(alias: str, leasing: Leasing) -> None:
     Leased.send_many([{}] * 3, using=alias)
-    mine, theirs = hand_out(alias, 1), hand_out(alias, 1, OTHER)
+    first, second = hand_out(alias, 1), hand_out(alias, 1, OTHER_OWNER)
     free = rows(alias).last().seq
-    client = token_of(alias, mine[0]) if leasing is Leasing.FENCED else ME
+    client = token_of(alias, first[0]) if leasing is Leasing.FENCED else ME
 
-    ended = Leased.cancel([*mine, *theirs, free], client=client, using=alias)
+    ended = Leased.cancel([*first, *second, free], client=client, using=alias)
 
     assert ended == (2 if leasing is Leasing.SUBLET else 1)
     cancels = [row.cancels for row in rows(alias)]
-    assert cancels == [1, int(leasing is Leasing.SUBLET), 0], "what nobody holds cannot be given back"
+    assert cancels == [1, int(leasing is Leasing.SUBLET), 0], "a message without a lease cannot be returned"
     with Leased.receive(3, using=alias) as batch:
-        assert [message.seq for message in batch][:1] == mine, "in its old place: the floor came down"
+        assert [message.seq for message in batch][:1] == first, "in its old place: the floor came down"
 
 
-def test_ack_cancel_of_what_has_lapsed_changes_nothing(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ack_cancel_of_an_expired_lease_changes_nothing(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     let(monkeypatch, Leasing.STRICT)
     Leased.send({}, using=alias)
     seqs = hand_out(alias, 1)
-    lapse(alias)
+    expire_lease(alias)
 
     assert Leased.cancel(seqs, client=ME, using=alias) == 0
     assert rows(alias).get().cancels == 0
@@ -219,15 +219,15 @@ def test_max_cancels_by_bookmark(alias: str, delay: Any, monkeypatch: pytest.Mon
 
     kept = PoisonMessage.objects.using(alias).get()
     assert (kept.reason, bytes(kept.body), kept.cancels) == ("max_cancels: given back 2 times", b'{"n":1}', 2)
-    left = rows(alias) if delay is None else DelayedMessage.objects.using(alias)
-    assert bytes(left.get().body) == b'{"n":2}'
+    remaining = rows(alias) if delay is None else DelayedMessage.objects.using(alias)
+    assert bytes(remaining.get().body) == b'{"n":2}'
 
 
 def test_max_deliveries_and_max_cancels_by_bookmark(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     let(monkeypatch, Leasing.STRICT, max_cancels=1, max_deliveries=1)
     Leased.send({}, using=alias)
     seqs = hand_out(alias, 1)
-    Leased.cancel(seqs, client=OTHER, using=alias)
+    Leased.cancel(seqs, client=OTHER_OWNER, using=alias)
     assert rows(alias).exists()
 
     Leased.cancel(seqs, client=ME, using=alias)
@@ -241,25 +241,25 @@ def test_max_deliveries_and_max_cancels_by_bookmark(alias: str, monkeypatch: pyt
 
 def test_ack_expire(alias: str, leasing: Leasing) -> None:
     Leased.send_many([{}] * 3, using=alias)
-    mine, theirs = hand_out(alias, 1), hand_out(alias, 1, OTHER)
-    client = token_of(alias, mine[0]) if leasing is Leasing.FENCED else ME
+    first, second = hand_out(alias, 1), hand_out(alias, 1, OTHER_OWNER)
+    client = token_of(alias, first[0]) if leasing is Leasing.FENCED else ME
 
     gone = Leased.expire([row.seq for row in rows(alias)], reason="recalled", client=client, using=alias)
 
     assert gone == {Leasing.FENCED: 1, Leasing.STRICT: 2, Leasing.SUBLET: 3}[leasing]
-    assert rows(alias).filter(seq__in=theirs).exists() == (leasing is not Leasing.SUBLET)
+    assert rows(alias).filter(seq__in=second).exists() == (leasing is not Leasing.SUBLET)
 
 
 def test_extend_by_bookmark(alias: str, leasing: Leasing) -> None:
     Leased.send_many([{}] * 2, using=alias)
-    mine, theirs = hand_out(alias, 1), hand_out(alias, 1, OTHER)
-    client = token_of(alias, mine[0]) if leasing is Leasing.FENCED else ME
+    first, second = hand_out(alias, 1), hand_out(alias, 1, OTHER_OWNER)
+    client = token_of(alias, first[0]) if leasing is Leasing.FENCED else ME
 
-    extended = Leased.extend([*mine, *theirs], timedelta(hours=1), client=client, using=alias)
+    extended = Leased.extend([*first, *second], timedelta(hours=1), client=client, using=alias)
 
     assert extended == (2 if leasing is Leasing.SUBLET else 1)
-    left = rows(alias).annotate(left=F("lease_expires") - Now())
-    assert left.get(seq=mine[0]).left > timedelta(minutes=59)
+    remaining = rows(alias).annotate(left=F("lease_expires") - Now())
+    assert remaining.get(seq=first[0]).left > timedelta(minutes=59)
 
 
 def test_extend_by_bookmark_revives_nothing_whose_place_may_be_given_away(alias: str) -> None:
@@ -308,7 +308,7 @@ def test_bad_bookmarks_and_clients_are_refused() -> None:
 
 
 def test_lease_period_unset_needs_one_in_receive(alias: str) -> None:
-    """Nobody would notice that a script has died."""
+    """No process would notice that a script has died."""
     with pytest.raises(InvalidOption, match=r"lease_period = None .* do not expire"), Forever.receive(using=alias):
         pass
     Forever.send({}, using=alias)
@@ -317,7 +317,7 @@ def test_lease_period_unset_needs_one_in_receive(alias: str) -> None:
     assert not Forever.objects.using(alias).exists()
 
 
-def test_extend_does_not_shorten_a_lease_that_never_lapses(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extend_does_not_shorten_a_lease_that_never_expires(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     let(monkeypatch, Leasing.SUBLET)
     Leased.send({}, using=alias)
     seqs = hand_out(alias, 1)

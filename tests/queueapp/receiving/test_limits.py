@@ -1,5 +1,5 @@
-"""``receive()`` and the limits of its queue: what was handed out or given back too often is poison, and nobody gets
-it."""
+"""``receive()`` and the limits of its queue: messages with too many deliveries or cancels are poison, and no receiver
+gets it."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def test_an_ack_is_in_time_however_often_it_was_handed_out(queue: Any, monkeypat
 
 
 @LEASING
-def test_what_nobody_ended_too_often_is_not_handed_out(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_unacknowledged_deliveries_are_poison(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue.delivery, "max_deliveries", 2)
     send(queue, 4)
-    # The scripts that had these were killed: their leases lapsed.
+    # The scripts that had these were killed: their leases expired.
     spent = list(queue.objects.order_by("seq").values_list("seq", flat=True)[:2])
     queue.objects.filter(seq__in=spent).update(
         deliveries=2, lease_token="0" * 32, lease_owner="0" * 32, lease_expires=Now() - timedelta(seconds=1)

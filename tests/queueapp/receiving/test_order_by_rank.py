@@ -38,7 +38,9 @@ def put(queue: Any, alias: str, *priorities: int, many: bool = False) -> None:
     """Messages whose bodies are their priorities, as the evaluation of the expression leaves them."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
-    rows = [Outgoing(messages.new_id(), "{}", str(one).encode())._replace(priority=one) for one in priorities]
+    rows = [
+        Outgoing(messages.new_id(), "{}", str(priority).encode())._replace(priority=priority) for priority in priorities
+    ]
     if many:
         sql.inserts.insert_many(connection, rows)
     else:
@@ -58,7 +60,7 @@ def take(queue: Any, alias: str, count: int) -> list[int]:
 def test_a_place_is_one_number_in_the_order_of_the_claims() -> None:
     ordered = [(HIGHEST, 0), (HIGHEST, 7), (5, 1), (5, 2**63 - 1), (0, 3), (-1, 1), (LOWEST, 0), (LOWEST, 2**63 - 1)]
 
-    places = [order_key(*one) for one in ordered]
+    places = [order_key(*item) for item in ordered]
 
     assert places == sorted(places)
     assert [(~rank, seq) for rank, seq in map(split_order_key, places)] == ordered
@@ -146,7 +148,7 @@ def test_priority_order_is_that_of_a_sorted_list(alias: str, steps: list[tuple[s
             put(Ranked, alias, *of_it, many=True)
             known = {seq for _, seq in expected}
             rows = Ranked.objects.using(alias).exclude(seq__in=known).values_list("priority", "seq")
-            expected = sorted([*expected, *rows], key=lambda one: (-one[0], one[1]))
+            expected = sorted([*expected, *rows], key=lambda item: (-item[0], item[1]))
             continue
         with Ranked.receive(of_it, using=alias) as batch:
             got = [(int(message.raw_body), message) for message in batch]
@@ -188,28 +190,28 @@ def test_priority_a_late_commit_is_found_behind_the_floor(alias: str) -> None:
 
 
 @each_database
-def test_priority_what_somebody_has_in_hand_is_not_sought_before_the_floor(alias: str) -> None:
+def test_priority_messages_in_flight_are_not_searched_below_the_low_water_mark(alias: str) -> None:
     """What an open transaction has taken is no newcomer to be had; given back, it is found by the next look."""
     put(Ranked, alias, *range(50))
     assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
-    connection, other = connections[alias], connections[alias].copy()
+    connection, second_connection = connections[alias], connections[alias].copy()
     sql = queue_sql(Ranked, connection)
     ranked = marks_for(Ranked, alias, (("", 0),), False)
     assert isinstance(ranked, Priority64Marks)
     put(Ranked, alias, 1000, 2000)
     of = dict(Ranked.objects.using(alias).filter(priority__gte=1000).values_list("priority", "seq"))
     try:
-        with other.cursor():
-            other.set_autocommit(False)
+        with second_connection.cursor():
+            second_connection.set_autocommit(False)
             in_hand = SeqRange(order_key(2000, of[2000]), order_key(2000, of[2000]))
-            assert len(sql.claims.claim_by_delete(other, [in_hand], 1)) == 1
+            assert len(sql.claims.claim_by_delete(second_connection, [in_hand], 1)) == 1
         ranked.read_new(sql, connection)
         assert ranked.begin_claim(10).pending == [order_key(1000, of[1000])]
         ranked.rescan(sql, connection)
         assert ranked.begin_claim(10).pending == [order_key(1000, of[1000])]
     finally:
-        other.rollback()
-        other.close()
+        second_connection.rollback()
+        second_connection.close()
 
     ranked.rescan(sql, connection)
     assert ranked.begin_claim(10).pending == [order_key(2000, of[2000]), order_key(1000, of[1000])]
@@ -276,7 +278,7 @@ def test_a_claim_by_priority_reads_what_it_takes_where_the_table_is_believed_emp
 
 def pages_read(sql: Any, connection: Any, ranges: list[SeqRange]) -> int:
     """Pages that a claim of ten reads, kept from sorting as one is that was slow. It is rolled back."""
-    statement = sql.claims._statements[Where.SEVERAL][1]
+    statement = sql.claims._statements[Where.RANGES][1]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", sql.claims.range_params(ranges, 10))
@@ -302,7 +304,7 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
         assert "min(b." not in texts
         assert "advisory" not in texts
         assert "# -1" not in texts
-        assert not [one.name for one in queue._meta.indexes if one.name.endswith(("_rank", "_barrier"))]
+        assert not [index.name for index in queue._meta.indexes if index.name.endswith(("_rank", "_barrier"))]
 
 
 def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
@@ -414,17 +416,17 @@ def test_priority_what_a_failed_claim_had_taken_is_next_though_another_one_has_p
     put(Ranked, "default", 9, 5, 4, 3)
     ranked.read_new(queue_sql(Ranked, connection), connection)
     ranked.mark = order_key(10, 0)
-    failed, other = ranked.begin_claim(1), ranked.begin_claim(1)
+    failed, second_claim = ranked.begin_claim(1), ranked.begin_claim(1)
     began = ranked.returns
     passed = order_key(5, 2**62)
     ranked.skip(None, lambda low: passed)
 
     ranked.end_claim(failed, None, False, failed=True)
-    ranked.end_claim(other, [], False)
+    ranked.end_claim(second_claim, [], False)
 
     assert ranked.mark == order_key(10, 0)
     assert ranked.returns == began + 1, "other processes have passed it as well"
-    assert ranked.begin_claim(1).retreats == other.retreats + 1
+    assert ranked.begin_claim(1).retreats == second_claim.retreats + 1
 
 
 def test_priority_a_claim_that_began_before_the_mark_retreated_does_not_advance_it() -> None:

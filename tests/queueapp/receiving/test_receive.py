@@ -49,7 +49,7 @@ def elsewhere(work: Callable[[], Any]) -> Any:
     return result
 
 
-def lapse(queue: Any) -> None:
+def expire_lease(queue: Any) -> None:
     queue.objects.update(lease_expires=Now() - timedelta(seconds=1))
 
 
@@ -114,7 +114,7 @@ def test_a_message_knows_what_it_is(queue: Any) -> None:
 
 
 @LEASING
-def test_a_message_that_does_not_parse_says_so_and_can_still_be_ended(queue: Any) -> None:
+def test_a_message_that_does_not_parse_reports_it_and_can_still_be_ended(queue: Any) -> None:
     queue.send({})
     queue.objects.update(headers="not JSON")
 
@@ -199,9 +199,9 @@ def test_a_cancelled_message_is_received_again_in_its_old_place(queue: Any) -> N
 
 
 @LEASING
-def test_an_expired_message_is_gone_and_told(queue: Any) -> None:
-    told: list[tuple[Any, ...]] = []
-    receiver = lambda sender, queue, count, ids, reason, **kwargs: told.append((count, ids, reason))  # noqa: E731
+def test_an_expired_message_is_gone_and_reported(queue: Any) -> None:
+    reported: list[tuple[Any, ...]] = []
+    receiver = lambda sender, queue, count, ids, reason, **kwargs: reported.append((count, ids, reason))  # noqa: E731
     signals.expired.connect(receiver, sender=queue)
     send(queue, 2)
 
@@ -211,7 +211,7 @@ def test_an_expired_message_is_gone_and_told(queue: Any) -> None:
         second.expire("the customer is gone")
     signals.expired.disconnect(receiver, sender=queue)
 
-    assert told == [(1, [first.id], "dropped by its receiver"), (1, [second.id], "the customer is gone")]
+    assert reported == [(1, [first.id], "dropped by its receiver"), (1, [second.id], "the customer is gone")]
     assert not queue.objects.exists()
 
 
@@ -282,7 +282,7 @@ def test_acks_of_a_transactional_block_are_seen_with_its_writes() -> None:
 
 
 @EVERY
-def test_nobody_else_receives_what_is_in_hand(queue: Any) -> None:
+def test_no_other_receiver_gets_a_message_in_flight(queue: Any) -> None:
     send(queue, 3)
 
     with queue.receive(2):
@@ -294,14 +294,14 @@ def _take_numbers(queue: Any, count: int) -> list[int]:
         return numbers(batch)
 
 
-def test_a_lease_lasts_as_long_as_the_queue_says_or_the_caller() -> None:
+def test_a_lease_lasts_as_long_as_the_queue_states_or_the_caller() -> None:
     send(Leased, 2)
 
     with Leased.receive(), Leased.receive(lease_period=timedelta(hours=1)):
-        left = [row.left for row in Leased.objects.annotate(left=F("lease_expires") - Now()).order_by("seq")]
+        remaining = [row.left for row in Leased.objects.annotate(left=F("lease_expires") - Now()).order_by("seq")]
 
-    assert timedelta(seconds=2) < left[0] <= timedelta(seconds=5)
-    assert timedelta(minutes=59) < left[1] <= timedelta(hours=1)
+    assert timedelta(seconds=2) < remaining[0] <= timedelta(seconds=5)
+    assert timedelta(minutes=59) < remaining[1] <= timedelta(hours=1)
 
 
 def test_a_lease_can_be_extended() -> None:
@@ -310,20 +310,20 @@ def test_a_lease_can_be_extended() -> None:
     with Leased.receive() as batch:
         (message,) = batch
         message.extend(timedelta(hours=1))
-        left = Leased.objects.annotate(left=F("lease_expires") - Now()).get().left
+        remaining = Leased.objects.annotate(left=F("lease_expires") - Now()).get().left
 
-    assert left > timedelta(minutes=59)
+    assert remaining > timedelta(minutes=59)
 
 
 @pytest.mark.parametrize("how", ["ack", "cancel", "expire", "extend"])
-def test_a_lease_that_somebody_else_has_by_now_ends_nothing(how: str) -> None:
+def test_a_lease_that_another_receiver_has_now_ends_nothing(how: str) -> None:
     send(Leased, 1)
 
     with Leased.receive() as batch:
         (message,) = batch
-        lapse(Leased)
-        with Leased.receive() as other:
-            (same,) = other
+        expire_lease(Leased)
+        with Leased.receive() as second_batch:
+            (same,) = second_batch
             with pytest.raises(LeaseLost) as raised:
                 getattr(message, how)()
             same.ack()
@@ -332,12 +332,12 @@ def test_a_lease_that_somebody_else_has_by_now_ends_nothing(how: str) -> None:
     assert not Leased.objects.exists()
 
 
-def test_a_lapsed_lease_that_nobody_took_is_still_good() -> None:
+def test_an_expired_lease_that_was_not_taken_over_is_still_valid() -> None:
     send(Leased, 1)
 
     with Leased.receive() as batch:
         (message,) = batch
-        lapse(Leased)
+        expire_lease(Leased)
         message.ack()
 
     assert not Leased.objects.exists()
@@ -347,7 +347,7 @@ def test_leaving_the_block_with_a_lost_lease_touches_nothing() -> None:
     send(Leased, 1)
 
     with Leased.receive():
-        lapse(Leased)
+        expire_lease(Leased)
         elsewhere(lambda: _ack_all(Leased))
 
     assert not Leased.objects.exists()

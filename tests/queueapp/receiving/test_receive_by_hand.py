@@ -1,4 +1,4 @@
-"""What somebody gets wrong who receives by hand, and what is told of messages that are dropped there."""
+"""Mistakes in manual receiving, and what is logged of messages that are dropped there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 pytestmark = real_commits
 
 
-def test_a_message_that_was_dropped_in_a_transaction_that_is_rolled_back_is_not_told() -> None:
-    told: list[Any] = []
-    receiver = lambda sender, ids, **kwargs: told.extend(ids)  # noqa: E731
+def test_a_message_that_was_dropped_in_a_transaction_that_is_rolled_back_is_not_reported() -> None:
+    reported: list[Any] = []
+    receiver = lambda sender, ids, **kwargs: reported.extend(ids)  # noqa: E731
     signals.expired.connect(receiver, sender=Transactional)
     Transactional.send({"n": 1})
 
@@ -27,14 +27,14 @@ def test_a_message_that_was_dropped_in_a_transaction_that_is_rolled_back_is_not_
         raise ZeroDivisionError
     signals.expired.disconnect(receiver, sender=Transactional)
 
-    assert told == []
+    assert reported == []
     assert Transactional.objects.count() == 1
 
 
 @pytest.mark.parametrize("queue", [Transactional, AtMostOnce])
-def test_a_message_that_its_receiver_drops_is_told_also_where_there_are_no_leases(queue: Any) -> None:
-    told: list[Any] = []
-    receiver = lambda sender, ids, reason, **kwargs: told.append((ids, reason, queue.objects.count()))  # noqa: E731
+def test_a_message_that_its_receiver_drops_is_logged_without_leases_too(queue: Any) -> None:
+    reported: list[Any] = []
+    receiver = lambda sender, ids, reason, **kwargs: reported.append((ids, reason, queue.objects.count()))  # noqa: E731
     signals.expired.connect(receiver, sender=queue)
     queue.send({"n": 1})
     queue.send({"n": 2})
@@ -45,10 +45,10 @@ def test_a_message_that_its_receiver_drops_is_told_also_where_there_are_no_lease
         second.ack()
     signals.expired.disconnect(receiver, sender=queue)
 
-    assert told == [([first.id], "too late", 0)], "after the commit"
+    assert reported == [([first.id], "too late", 0)], "after the commit"
 
 
-def test_iterating_without_with_says_how_it_is_meant() -> None:
+def test_iterating_without_with_states_how_it_is_meant() -> None:
     Leased.send({"n": 1})
     with pytest.raises(QueueError, match=r"write `with Leased\.receive\(\.\.\.\) as batch:`"):
         list(Leased.receive())

@@ -44,17 +44,17 @@ def subscriber(alias: str, alive: timedelta = timedelta(minutes=5), **options: A
 
 def test_barrier_that_was_not_taken_yet_is_waited_for(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django.db.router.db_for_write", lambda model, **hints: alias)
-    one = subscriber(alias)
+    item = subscriber(alias)
     Fenced.send({}, is_barrier=True, using=alias)
     assert barriers.release(Fenced, alias) == 1
 
     assert not is_empty([Fenced])
-    left = remaining([Fenced], runs_maintenance=True)
-    assert left.words == "testapp.Fenced: 1 released barrier not yet taken by the workers"
-    assert not left.hopeless
+    rest = remaining([Fenced], runs_maintenance=True)
+    assert rest.words == "testapp.Fenced: 1 released barrier not yet taken by the workers"
+    assert not rest.hopeless
 
-    assert barriers.take(alias, one) is not None
-    assert barriers.take(alias, one) is None
+    assert barriers.take(alias, item) is not None
+    assert barriers.take(alias, item) is None
     assert is_empty([Fenced])
 
 
@@ -70,7 +70,7 @@ def test_barriers_of_a_dead_subscriber_go_with_it(alias: str) -> None:
     assert set(BarrierDelivery.objects.using(alias).values_list("subscriber", flat=True)) == {live}
 
 
-def test_barriers_of_nobody_are_forgotten_after_a_while(alias: str) -> None:
+def test_barriers_without_an_owner_are_deleted_after_a_while(alias: str) -> None:
     gone, live = subscriber(alias), subscriber(alias)
     Fenced.send({}, is_barrier=True, using=alias)
     assert barriers.release(Fenced, alias) == 1
@@ -84,13 +84,13 @@ def test_barriers_of_nobody_are_forgotten_after_a_while(alias: str) -> None:
 
 
 def test_barrier_goes_to_who_lives_and_not_to_who_comes_later(alias: str) -> None:
-    one = subscriber(alias)
+    item = subscriber(alias)
     late = subscriber(alias, alive=timedelta(minutes=-1))
     Fenced.send({"n": 1}, is_barrier=True, using=alias)
     assert barriers.release(Fenced, alias) == 1
     later = subscriber(alias)
 
-    row = barriers.take(alias, one)
+    row = barriers.take(alias, item)
     assert row is not None
     assert bytes(row.body or b"") == b'{"n":1}'
     assert row.is_barrier

@@ -79,11 +79,11 @@ def test_answer_in_an_encoded_queue_can_be_read(answering: Worker, reply_queue: 
 def test_everybody_gets_his_own(answering: Worker) -> None:
     found: dict[int, int] = {}
 
-    def one(n: int) -> None:
+    def request_once(n: int) -> None:
         found[n] = ask(n, 1000).body["value"]
         connections.close_all()
 
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(8)]
+    threads = [threading.Thread(target=request_once, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -96,7 +96,7 @@ def test_everybody_gets_his_own(answering: Worker) -> None:
 def test_async_code_waits_without_holding_its_loop_up(answering: Worker) -> None:
     async def ask_three() -> list[Any]:
         asked = (arequest(Leased, {"of": [n]}, reply_queue=Short, timeout=LONG) for n in range(3))
-        return [one.body["value"] for one in await asyncio.gather(*asked)]
+        return [message.body["value"] for message in await asyncio.gather(*asked)]
 
     assert asyncio.run(ask_three()) == [0, 1, 2]
 
@@ -134,7 +134,7 @@ def test_no_answer_in_time_is_an_error_and_an_answer_that_is_late_stays() -> Non
 
 @real_commits
 def test_answers_to_others_are_left_alone(answering: Worker) -> None:
-    Short.send({"n": 1}, correlation_id="somebody else's")
+    Short.send({"n": 1}, correlation_id="of another request")
     Short.send({"n": 2}, headers={"of another": "header"})
     assert ask(1).body == {"value": 1}
     assert Short.objects.count() == 2
@@ -153,7 +153,7 @@ def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
             waits.append(seconds)
             if len(waits) == 9:
                 raise Enough
-            return len(waits) == 4  # an answer to somebody else
+            return len(waits) == 4  # an answer to another request
 
         yield heard
 
@@ -172,8 +172,8 @@ def test_an_id_of_ones_own_is_found_however_the_answer_writes_it(correlation: st
     def endpoint() -> None:
         try:
             eventually(lambda: Leased.objects.filter(id=asked).exists())
-            told = json.dumps({"correlation-id": correlation}).replace("/", "\\/")
-            Short.objects.create(id=uuid.uuid4(), headers=told, body=b"7")
+            reported = json.dumps({"correlation-id": correlation}).replace("/", "\\/")
+            Short.objects.create(id=uuid.uuid4(), headers=reported, body=b"7")
         finally:
             connections.close_all()
 
@@ -186,19 +186,19 @@ def test_an_id_of_ones_own_is_found_however_the_answer_writes_it(correlation: st
 
 @on_every_database
 def test_an_endpoint_of_nservicebus_answers(alias: str) -> None:
-    """It reads headers, and writes the columns that it knows; it wakes nobody."""
+    """It reads headers, and writes the columns that it knows; it wakes no worker."""
 
     def endpoint() -> None:
         try:
             row = eventually(lambda: Transactional.objects.using(alias).first())
             headers = msgspec.json.decode(row.headers)
-            told = {"NServiceBus.CorrelationId": headers["correlation-id"], "NServiceBus.RelatedTo": str(row.id)}
+            reported = {"NServiceBus.CorrelationId": headers["correlation-id"], "NServiceBus.RelatedTo": str(row.id)}
             connection = connections[alias]
             table = connection.ops.quote_name(headers["reply-to"])
             with connection.cursor() as cursor:
                 cursor.execute(
                     f"INSERT INTO {table} (id, headers, body) VALUES (%s, %s, %s)",
-                    [str(uuid.uuid4()), msgspec.json.encode(told).decode(), b'{"value": 7}'],
+                    [str(uuid.uuid4()), msgspec.json.encode(reported).decode(), b'{"value": 7}'],
                 )
         finally:
             connections.close_all()
@@ -215,7 +215,7 @@ def test_an_endpoint_of_nservicebus_answers(alias: str) -> None:
 
 
 @pytest.mark.django_db
-def test_in_a_transaction_nobody_could_answer() -> None:
+def test_request_in_a_transaction_is_refused() -> None:
     with pytest.raises(QueueError, match="outside of atomic"):
         ask(1)
     assert not Leased.objects.exists()

@@ -48,9 +48,9 @@ class Dispatchers:
         self.running[number] = self._start(number)
 
     def stop(self) -> None:
-        for one in self.running:
-            one.kill()
-            one.wait(DEADLINE)
+        for item in self.running:
+            item.kill()
+            item.wait(DEADLINE)
 
 
 def sent() -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from .conftest import MovedClock
 def sent(alias: str, queue: Any = Leased) -> list[str]:
     """The times that the messages are for."""
     found = queue.objects.using(alias).order_by("seq").values_list("headers", flat=True)
-    return [f"{datetime.fromisoformat(decode_headers(one)['scheduled-for']):%d %H:%M}" for one in found]
+    return [f"{datetime.fromisoformat(decode_headers(statement)['scheduled-for']):%d %H:%M}" for statement in found]
 
 
 def declare(alias: str, **options: Any) -> Schedule:
@@ -207,14 +207,14 @@ def test_a_row_that_another_dispatcher_holds_is_passed_over(placed: str, clock: 
             done.wait(30)
         connections.close_all()
 
-    other = threading.Thread(target=hold)
-    other.start()
+    second_thread = threading.Thread(target=hold)
+    second_thread.start()
     try:
         assert holds.wait(30)
         assert stored.run_one(placed, "tested", clock.now) == 0
     finally:
         done.set()
-        other.join()
+        second_thread.join()
     assert stored.run_one(placed, "tested", clock.now) == 1
     assert stored.run_one(placed, "tested", clock.now) == 0
 
@@ -267,7 +267,8 @@ def test_the_dispatcher_runs_what_is_due_and_what_an_operator_resumes() -> None:
     finally:
         assert dispatcher.stop(30)
     times = [
-        decode_headers(one)["scheduled-for"] for one in Leased.objects.order_by("seq").values_list("headers", flat=True)
+        decode_headers(item)["scheduled-for"]
+        for item in Leased.objects.order_by("seq").values_list("headers", flat=True)
     ]
     first = datetime.fromisoformat(times[0])
     assert times == [(first + timedelta(seconds=n)).isoformat() for n in range(len(times))]

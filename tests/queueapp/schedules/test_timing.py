@@ -18,7 +18,7 @@ def utc(text: str) -> datetime:
 
 
 def times(timing: Timing, after: str, count: int) -> list[str]:
-    return [f"{one:%m-%d %H:%M:%S}" for one in next_times(timing, utc(after), count)]
+    return [f"{next_time:%m-%d %H:%M:%S}" for next_time in next_times(timing, utc(after), count)]
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_the_newest_times_of_a_year_of_seconds_are_found_at_once() -> None:
 
     found = timing.latest(utc("2025-01-01 00:00"), utc("2026-01-01 00:00"), 3)
 
-    assert [f"{one:%H:%M:%S}" for one in found] == ["23:59:58", "23:59:59", "00:00:00"]
+    assert [f"{item:%H:%M:%S}" for item in found] == ["23:59:58", "23:59:59", "00:00:00"]
 
 
 def test_jitter_is_the_same_in_each_process_and_below_its_bound() -> None:
     moments = [utc("2026-01-01 00:00") + timedelta(hours=n) for n in range(200)]
-    delays = [delay_of("a name", one, timedelta(minutes=10)) for one in moments]
+    delays = [delay_of("a name", moment, timedelta(minutes=10)) for moment in moments]
 
-    assert delays == [delay_of("a name", one, timedelta(minutes=10)) for one in moments]
-    assert all(timedelta(0) <= one < timedelta(minutes=10) for one in delays)
+    assert delays == [delay_of("a name", moment, timedelta(minutes=10)) for moment in moments]
+    assert all(timedelta(0) <= delay < timedelta(minutes=10) for delay in delays)
     assert max(delays) - min(delays) > timedelta(minutes=8)
     assert delay_of("a name", moments[0], None) == timedelta(0)

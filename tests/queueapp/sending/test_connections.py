@@ -280,7 +280,7 @@ def look_after() -> str:
 
 @pytest.mark.parametrize("work", [send_isolated_and_say_where, close_everything, send_and_close, look_after, os.getpid])
 def test_a_forked_child_leaves_its_parents_spare_one_alone(server: psycopg.Connection, work: Callable[[], Any]) -> None:
-    connections.close_all()  # as whoever forks has to do
+    connections.close_all()  # as a process that forks has to do
     Leased.send({}, isolated=True)
     session = session_of_the_spare()
 

@@ -1,4 +1,4 @@
-"""A message for a consumer that nobody has is refused, where somebody knows the consumers of its queue."""
+"""A message for an unknown consumer is refused where the consumers of its queue are known."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_what_was_known_once_is_known_while_the_workers_are_away() -> None:
     assert Addressed.objects.count() == 2
 
 
-def test_where_nobody_knows_any_consumer_nothing_is_refused() -> None:
+def test_without_known_consumers_no_recipient_is_refused() -> None:
     Addressed.send(Nop(1, ""), recipient="stock.rebook")
-    Leased.send(Nop(1, ""), recipient="whoever")  # a queue without recipients does not look at it
+    Leased.send(Nop(1, ""), recipient="a.consumer")  # a queue without recipients does not look at it
 
 
-def test_a_worker_that_does_not_say_may_have_it() -> None:
+def test_a_worker_that_does_not_report_may_have_it() -> None:
     have("shop.mail")
     live()
     Addressed.send(Nop(1, ""), recipient="stock.rebook")

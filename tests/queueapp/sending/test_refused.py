@@ -89,17 +89,17 @@ def test_many_are_undone_with_the_callers_transaction() -> None:
     assert not Leased.objects.exists()
 
 
-# -- what type checkers are told -----------------------------------------------------------------------------------
+# -- what type checkers report ----------------------------------------------------------------------------------
 
 
 def by_name(function: Any) -> set[str]:
     parameters = inspect.signature(function).parameters.values()
-    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def test_the_typed_options_are_the_arguments_and_what_a_message_carries() -> None:
-    own = {"expires": "expires_in", "reply_to_address": "reply_to"}
-    carried = {own.get(one.name, one.name) for one in SENT}
+    own_value = {"expires": "expires_in", "reply_to_address": "reply_to"}
+    carried = {own_value.get(column.name, column.name) for column in SENT}
     assert set(CarriedOptions.__annotations__) == carried - by_name(Queue.send)
     assert set(SendOptions.__annotations__) == by_name(Queue.send) | set(CarriedOptions.__annotations__)
     assert set(BulkOptions.__annotations__) < set(SendOptions.__annotations__)

@@ -56,7 +56,7 @@ def test_a_message_is_a_row_with_everything_it_was_sent_with() -> None:
     assert (row.recoverable, row.is_barrier, row.recipient) == (True, False, "")
 
 
-def test_only_what_the_message_says_is_stored_of_its_expiry() -> None:
+def test_only_what_the_message_states_is_stored_of_its_expiry() -> None:
     """What the queue says is in its statements: see tests/queueapp/receiving/test_expiration_model.py."""
     Short.send({})
     Short.send({}, expires_in=HOUR)
@@ -157,10 +157,10 @@ def test_isolated_copies_are_stored_whatever_becomes_of_the_transaction() -> Non
 
 @pytest.mark.usefixtures("two_consumers")
 def test_a_recipient_gets_the_only_copy() -> None:
-    Addressed.send(Ping("x"), recipient="somebody", unknown_recipient=True)
-    Addressed.send_many([Ping("y")], recipient="somebody", unknown_recipient=True)
+    Addressed.send(Ping("x"), recipient="a.consumer", unknown_recipient=True)
+    Addressed.send_many([Ping("y")], recipient="a.consumer", unknown_recipient=True)
 
-    assert list(Addressed.objects.values_list("recipient", flat=True)) == ["somebody"] * 2
+    assert list(Addressed.objects.values_list("recipient", flat=True)) == ["a.consumer"] * 2
 
 
 # -- delayed -------------------------------------------------------------------------------------------------------

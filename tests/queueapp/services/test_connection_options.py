@@ -31,7 +31,7 @@ def test_statements_that_handlers_repeat_are_prepared(options: Any) -> None:
     assert options(server_side_binding=True)["prepare_threshold"] == 5
 
 
-def test_what_the_user_says_comes_first(options: Any) -> None:
+def test_options_of_the_user_take_precedence(options: Any) -> None:
     found = options(prepare_threshold=None, connect_timeout=77)
 
     assert found["prepare_threshold"] is None

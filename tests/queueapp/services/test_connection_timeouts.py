@@ -28,7 +28,7 @@ def since() -> float:
 
 
 class Clock:
-    """A clock that goes on by a second each time somebody looks."""
+    """A clock that advances by a second at each reading."""
 
     now = 0.0
 
@@ -98,9 +98,9 @@ def test_a_handler_in_between_is_not_watched_and_neither_is_what_comes_after_its
 @pytest.mark.parametrize(
     ("queue", "crash_tracking"),
     [(AtMostOnce, False), (Leased, False), (Transactional, False), (Transactional, True)],
-    ids=["at most once", "at least once", "transactional", "carefully"],
+    ids=["at most once", "at least once", "transactional", "crash tracking"],
 )
-def test_nobody_watches_the_connection_of_a_task_while_its_handler_runs(
+def test_connection_of_a_receiver_is_not_watched_while_its_handler_runs(
     start_worker: Callable[..., Worker], queue: Any, crash_tracking: bool
 ) -> None:
     """A handler may take as long as it likes, and so may what it leaves for after the commit: it would be cut."""
@@ -134,17 +134,17 @@ def connection_watchdog(settings: Any) -> Iterator[None]:
 def test_a_statement_that_follows_an_inner_block_is_given_up_when_it_is_not_answered(connection_watchdog: None) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs a statement that takes its time: PostgreSQL's pg_sleep")
-    other = connection.copy()
-    other.inc_thread_sharing()
-    other.ensure_connection()
-    session = other.connection.info.backend_pid
+    second_connection = connection.copy()
+    second_connection.inc_thread_sharing()
+    second_connection.ensure_connection()
+    session = second_connection.connection.info.backend_pid
     try:
-        with ResponseDeadline(other), other.cursor() as cursor:
+        with ResponseDeadline(second_connection), second_connection.cursor() as cursor:
             with ResponseDeadline(connection), connection.cursor() as inner:
                 inner.execute("SELECT 1")
             with pytest.raises(OperationalError):
                 cursor.execute("SELECT pg_sleep(20)")
     finally:
-        other.close()
-        with connection.cursor() as cursor:  # the server does not know yet that nobody waits for it
+        second_connection.close()
+        with connection.cursor() as cursor:  # the server does not know yet that no client waits for it
             cursor.execute("SELECT pg_terminate_backend(%s)", (session,))

@@ -39,7 +39,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 
 @pytest.fixture
-def other() -> Iterator[Any]:
+def second_connection() -> Iterator[Any]:
     """Another session of this thread, which tests cut."""
     wrapper = connection.copy()
     wrapper.inc_thread_sharing()
@@ -63,7 +63,7 @@ def ask(session: Any, breaker: CircuitBreaker) -> None:
         breaker.failure(error)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What an operator reads: the lines above INFO."""
     return [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
 
@@ -87,67 +87,75 @@ def test_many_connections_lose_their_server_and_get_it_back_with_two_lines(
 
     assert not outage.lasts
     assert [breaker.state for breaker in breakers] == [State.CLOSED] * 5
-    first, last = told(caplog)
+    first, last = logged(caplog)
     assert re.match(r"Database 'default' does not answer: \w+Error: ", first)
     assert last.startswith("Database 'default' answers again after ")
     assert sum("failed; trying again" in record.getMessage() for record in caplog.records) == 5, "noted, as information"
 
 
-def test_its_end_is_told_to_whoever_waits_for_it_and_to_nobody_after_that(outage: Outage, other: Any) -> None:
+def test_its_end_is_reported_once_to_all_that_wait(outage: Outage, second_connection: Any) -> None:
     ends: list[str] = []
     with outage.on_recovery(lambda: ends.append("end")):
         outage.connection_failed(OperationalError("gone"))
-        other.connect()
-        other.close()
+        second_connection.connect()
+        second_connection.close()
         assert ends == ["end"]
-        other.connect()
+        second_connection.connect()
         assert ends == ["end"], "there was no outage"
     outage.connection_failed(OperationalError("gone"))
-    other.close()
-    other.connect()
+    second_connection.close()
+    second_connection.connect()
 
     assert not outage.lasts
     assert ends == ["end"]
 
 
-def test_what_an_old_connection_answers_is_no_end_of_it(outage: Outage, other: Any) -> None:
-    other.connect()
+def test_what_an_old_connection_answers_is_no_end_of_it(outage: Outage, second_connection: Any) -> None:
+    second_connection.connect()
     outage.connection_failed(OperationalError("gone"))
 
-    ask(other, CircuitBreaker("Loop"))
+    ask(second_connection, CircuitBreaker("Loop"))
 
     assert outage.lasts
 
 
-def test_an_error_of_a_server_that_answers_is_told_by_its_own_breaker(
-    outage: Outage, other: Any, caplog: pytest.LogCaptureFixture
+def test_an_error_of_a_server_that_answers_is_reported_by_its_own_breaker(
+    outage: Outage, second_connection: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker = CircuitBreaker("Loop")
-    with pytest.raises(ProgrammingError) as raised, ResponseDeadline(other), other.cursor() as cursor:
+    with (
+        pytest.raises(ProgrammingError) as raised,
+        ResponseDeadline(second_connection),
+        second_connection.cursor() as cursor,
+    ):
         cursor.execute("SELECT * FROM no_such_table")
 
     breaker.failure(raised.value)
 
     assert not outage.lasts
-    assert told(caplog) == [f"Loop failed; trying again: ProgrammingError: {str(raised.value).splitlines()[0]}"]
+    assert logged(caplog) == [f"Loop failed; trying again: ProgrammingError: {str(raised.value).splitlines()[0]}"]
     breaker.success()
-    assert "works again" in told(caplog)[-1]
+    assert "works again" in logged(caplog)[-1]
 
 
-def test_a_server_that_has_become_read_only_is_no_outage(outage: Outage, other: Any) -> None:
+def test_a_server_that_has_become_read_only_is_no_outage(outage: Outage, second_connection: Any) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL's way to be read-only")
-    with other.cursor() as cursor:
+    with second_connection.cursor() as cursor:
         cursor.execute("SET default_transaction_read_only = on")
 
-    with pytest.raises(Exception, match="read-only"), ResponseDeadline(other), other.cursor() as cursor:
+    with (
+        pytest.raises(Exception, match="read-only"),
+        ResponseDeadline(second_connection),
+        second_connection.cursor() as cursor,
+    ):
         cursor.execute("DELETE FROM queueapp_leader")
 
     assert not outage.lasts
 
 
 def test_a_connection_that_is_lost_in_a_transaction_is_an_outage_though_another_one_is_open_by_then(
-    outage: Outage, other: Any, caplog: pytest.LogCaptureFixture
+    outage: Outage, second_connection: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Django opens it at the end of a block whose rollback could not be sent: the breaker need not tell of it again."""
     breaker = CircuitBreaker("Loop")
@@ -155,7 +163,7 @@ def test_a_connection_that_is_lost_in_a_transaction_is_an_outage_though_another_
 
     def is_cut_within() -> None:
         with ResponseDeadline(connection), transaction.atomic(), connection.cursor() as cursor:
-            kill(other, session)
+            kill(second_connection, session)
             cursor.execute("SELECT 1")
 
     with pytest.raises(Error) as raised:
@@ -164,23 +172,23 @@ def test_a_connection_that_is_lost_in_a_transaction_is_an_outage_though_another_
     connection.ensure_connection()
 
     assert not outage.lasts
-    first, last = told(caplog)
+    first, last = logged(caplog)
     assert "does not answer" in first
     assert "answers again" in last
 
 
-def test_a_breaker_that_fails_in_an_outage_and_then_by_itself_says_so(
+def test_a_breaker_that_fails_in_an_outage_and_then_by_itself_reports_it(
     outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker, gone = CircuitBreaker("Loop"), OperationalError("gone")
     outage.connection_failed(gone)
     breaker.failure(gone)
-    assert len(told(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
     breaker.failure(ValueError("something else"))
     breaker.failure(ValueError("something else"))
 
-    assert told(caplog)[1:] == ["Loop failed; trying again: ValueError: something else"]
+    assert logged(caplog)[1:] == ["Loop failed; trying again: ValueError: something else"]
 
 
 def test_a_database_that_comes_and_goes_does_not_fill_the_log(
@@ -191,17 +199,17 @@ def test_a_database_that_comes_and_goes_does_not_fill_the_log(
         clock.now += 0.1
         outage.recovered()
         clock.now += 0.1
-    assert len(told(caplog)) == 2
+    assert len(logged(caplog)) == 2
 
     outage.connection_failed(OperationalError("gone for longer"))
     clock.now += database_outage.NOTABLE
     outage.connection_failed(OperationalError("still gone"))
     outage.recovered()
-    assert len(told(caplog)) == 4, "one that lasts is told all the same"
+    assert len(logged(caplog)) == 4, "a lasting outage is reported all the same"
 
     clock.now += database_outage.SPACING
     outage.connection_failed(OperationalError("gone again"))
-    assert told(caplog)[4:] == ["Database 'default' does not answer: OperationalError: gone again"]
+    assert logged(caplog)[4:] == ["Database 'default' does not answer: OperationalError: gone again"]
 
 
 def test_fifty_threads_make_one_outage(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,7 +231,7 @@ def test_fifty_threads_make_one_outage(outage: Outage, caplog: pytest.LogCapture
     for thread in answers:
         thread.join()
 
-    assert len(told(caplog)) == 2
+    assert len(logged(caplog)) == 2
 
 
 def test_each_database_has_its_own(caplog: pytest.LogCaptureFixture) -> None:

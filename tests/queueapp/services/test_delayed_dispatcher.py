@@ -62,51 +62,51 @@ def test_all_that_is_due_is_moved_in_due_order(start: Start) -> None:
 def test_more_than_a_batch_is_moved_at_once(start: Start, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     store(35)
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.dispatched == 35)
+    eventually(lambda: worker.dispatched == 35)
 
 
 def test_it_sleeps_until_the_next_is_due(start: Start, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     store(1, due_in=timedelta(milliseconds=300))
     store(1, due_in=timedelta(hours=1))
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.dispatched == 1)
+    eventually(lambda: worker.dispatched == 1)
 
     assert DelayedMessage.objects.count() == 1
 
 
 def test_a_wake_up_lets_it_look_at_once(start: Start, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
-    one = start()
-    eventually(lambda: one.elector.is_leader)
+    worker = start()
+    eventually(lambda: worker.elector.is_leader)
     store(1)
 
-    one.wake()
+    worker.wake()
 
-    eventually(lambda: one.dispatched == 1)
+    eventually(lambda: worker.dispatched == 1)
 
 
 def test_one_of_many_does_the_work(start: Start) -> None:
     dispatchers = [start() for _ in range(3)]
-    eventually(lambda: any(one.elector.is_leader for one in dispatchers))
+    eventually(lambda: any(dispatcher.elector.is_leader for dispatcher in dispatchers))
     store(50)
 
-    eventually(lambda: sum(one.dispatched for one in dispatchers) == 50)
+    eventually(lambda: sum(dispatcher.dispatched for dispatcher in dispatchers) == 50)
 
-    assert sorted(one.dispatched for one in dispatchers) == [0, 0, 50]
+    assert sorted(dispatcher.dispatched for dispatcher in dispatchers) == [0, 0, 50]
     assert Leased.objects.count() == 50
 
 
 def test_another_takes_over_when_the_leader_is_gone(start: Start) -> None:
     Leader.objects.create(role=role_name("delayed dispatcher"), holder=uuid.uuid4(), expires=Now() + TERM)
-    one = start()
+    worker = start()
     store(1)
     Leader.objects.update(expires=Now() - timedelta(seconds=1))
 
-    eventually(lambda: one.dispatched == 1)
+    eventually(lambda: worker.dispatched == 1)
 
 
 def test_a_leader_that_stops_hands_over_at_once(start: Start) -> None:
@@ -120,7 +120,7 @@ def test_a_leader_that_stops_hands_over_at_once(start: Start) -> None:
 
 
 def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither touches what is addressed to the other, and neither has to wait for the other's lease to lapse."""
+    """Neither touches what is addressed to the other, and neither has to wait for the other's lease to expire."""
     store(3)
     store(3, queue=AtMostOnce)
     both = queues._by_label
@@ -142,14 +142,14 @@ def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monk
     assert not DelayedMessage.objects.exists()
 
 
-def test_what_nobody_here_can_deliver_neither_blocks_nor_wakes_the_dispatcher(start: Start, settings: Any) -> None:
+def test_undeliverable_messages_neither_block_nor_wake_the_dispatcher(start: Start, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"DISPATCH_INTERVAL": 60}
     store(25)  # more than a batch, all of them overdue
     DelayedMessage.objects.update(destination="another.Project", due=F("due") - timedelta(hours=1))
     store(2)
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.dispatched == 2)
+    eventually(lambda: worker.dispatched == 2)
 
     assert DelayedMessage.objects.count() == 25
     assert delayed.next_due_in("default") is None, "nothing to get up for"
@@ -196,11 +196,11 @@ def test_a_database_that_is_away_is_waited_for(start: Start, monkeypatch: pytest
         delayed, "dispatch_due", lambda *given: _raise(errors.pop()) if errors else really_dispatch(*given)
     )
     store(1)
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.dispatched == 1)
+    eventually(lambda: worker.dispatched == 1)
 
-    eventually(lambda: one.fetch_breaker.state is State.CLOSED)
+    eventually(lambda: worker.fetch_breaker.state is State.CLOSED)
 
 
 def test_a_round_that_breaks_is_not_the_end_of_the_dispatcher(
@@ -212,11 +212,11 @@ def test_a_round_that_breaks_is_not_the_end_of_the_dispatcher(
         delayed, "dispatch_due", lambda *given: _raise(errors.pop()) if errors else really_dispatch(*given)
     )
     store(1)
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.dispatched == 1)
+    eventually(lambda: worker.dispatched == 1)
 
-    assert one.recovery_breaker.failures == 1
+    assert worker.recovery_breaker.failures == 1
     assert "A round of the dispatcher of 'default' failed" in caplog.text
 
 
@@ -228,27 +228,27 @@ def _impatient(name: str, time_to_trigger: timedelta, **facts: str) -> Any:
     return CircuitBreaker(name, time_to_trigger, failing_wait=timedelta(milliseconds=1), **facts)
 
 
-def test_what_somebody_else_has_locked_is_looked_for_less_and_less_often(settings: Any) -> None:
-    """Whoever cancels a message in a long transaction of his own keeps the dispatcher from nothing else, and busy with
+def test_rows_locked_by_another_session_are_polled_less_and_less_often(settings: Any) -> None:
+    """A cancel in a long transaction keeps the dispatcher from nothing else, and busy with
     nothing."""
     settings.QUEUEAPP = {"DISPATCH_INTERVAL": 60}
-    one = DelayedDispatcher("default", uuid.uuid4())
+    delayed_dispatcher = DelayedDispatcher("default", uuid.uuid4())
     store(1)
-    with another() as other:
-        with other.cursor() as cursor:
+    with another() as second_session:
+        with second_session.cursor() as cursor:
             cursor.execute("DELETE FROM queueapp_delayedmessage")
-        waits = [one._round() for _ in range(12)]
+        waits = [delayed_dispatcher._round() for _ in range(12)]
         assert waits[:3] == [0.005, 0.01, 0.02]
         assert waits[-1] == 1.0
         store(1)
-        one._round()
-        assert one.dispatched == 1, "the others are moved"
+        delayed_dispatcher._round()
+        assert delayed_dispatcher.dispatched == 1, "the others are moved"
 
-    eventually(lambda: one._round() == 60 and one.dispatched == 2)
+    eventually(lambda: delayed_dispatcher._round() == 60 and delayed_dispatcher.dispatched == 2)
     store(1)
-    with another() as other, other.cursor() as cursor:
+    with another() as second_session, second_session.cursor() as cursor:
         cursor.execute("DELETE FROM queueapp_delayedmessage")
-        assert one._round() == 0.005, "from the beginning"
+        assert delayed_dispatcher._round() == 0.005, "from the beginning"
 
 
 def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,14 +261,14 @@ def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.Mo
         return asked[-1]
 
     monkeypatch.setattr(backend, "first_due", first_due)
-    one = DelayedDispatcher("default", uuid.uuid4())
-    assert (one._round(), len(asked)) == (60, 1)
+    delayed_dispatcher = DelayedDispatcher("default", uuid.uuid4())
+    assert (delayed_dispatcher._round(), len(asked)) == (60, 1)
 
     store(1, due_in=timedelta(seconds=30))
-    assert 0 < one._round() <= 30
+    assert 0 < delayed_dispatcher._round() <= 30
     assert len(asked) == 2
 
     store(1)
-    assert 0 < one._round() <= 30
-    assert (len(asked), one.dispatched) == (4, 1), "what was moved is not what is due next"
-    one.elector.resign()
+    assert 0 < delayed_dispatcher._round() <= 30
+    assert (len(asked), delayed_dispatcher.dispatched) == (4, 1), "what was moved is not what is due next"
+    delayed_dispatcher.elector.resign()

@@ -32,12 +32,12 @@ def start(settings: Any) -> Iterator[Start]:
 
     def begin(**given: Any) -> DelayedDispatcher:
         settings.QUEUEAPP = getattr(settings, "QUEUEAPP", {}) | {"DISPATCH_INTERVAL": 0.05} | given
-        one = DelayedDispatcher("default", uuid.uuid4())
-        for breaker in (one.fetch_breaker, one.dispatch_breaker):
+        delayed_dispatcher = DelayedDispatcher("default", uuid.uuid4())
+        for breaker in (delayed_dispatcher.fetch_breaker, delayed_dispatcher.dispatch_breaker):
             breaker._waits = dict.fromkeys(State, 0.01)
-        started.append(one)
-        one.start()
-        return one
+        started.append(delayed_dispatcher)
+        delayed_dispatcher.start()
+        return delayed_dispatcher
 
     yield begin
     assert stop_all(started, DEADLINE)
@@ -89,33 +89,33 @@ def send_refused(count: int = 1) -> None:
 def test_refused_forwards_feed_the_dispatch_breaker_though_nothing_is_retried(
     start: Start, seconds: float, then: State
 ) -> None:
-    one = start(TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER=seconds, NUMBER_OF_RETRIES=0)
+    worker = start(TIME_TO_TRIGGER_DISPATCH_CIRCUIT_BREAKER=seconds, NUMBER_OF_RETRIES=0)
 
     for known in range(2):  # in two rounds
         send_refused()
-        one.wake()
+        worker.wake()
         eventually(lambda known=known: PoisonMessage.objects.count() > known)
 
-    eventually(lambda: one.dispatch_breaker.state is then)
-    eventually(lambda: one.dispatch_breaker.failures == 2)
-    assert "tests_leased_0" in one.dispatch_breaker.last_error
-    assert one.fetch_breaker.state is State.CLOSED
-    assert one.recovery_breaker.state is State.CLOSED
+    eventually(lambda: worker.dispatch_breaker.state is then)
+    eventually(lambda: worker.dispatch_breaker.failures == 2)
+    assert "tests_leased_0" in worker.dispatch_breaker.last_error
+    assert worker.fetch_breaker.state is State.CLOSED
+    assert worker.recovery_breaker.state is State.CLOSED
 
     Leased.send({}, delay=timedelta(0))
-    eventually(lambda: one.dispatch_breaker.state is State.CLOSED)
+    eventually(lambda: worker.dispatch_breaker.state is State.CLOSED)
 
 
 @pytest.mark.usefixtures("refusing")
 @pytest.mark.parametrize("retries", [0, 2])
-def test_a_refused_forward_is_tried_as_often_as_the_setting_says(start: Start, retries: int) -> None:
+def test_a_refused_forward_is_tried_as_often_as_the_setting_states(start: Start, retries: int) -> None:
     send_refused()
-    one = start(NUMBER_OF_RETRIES=retries)
+    worker = start(NUMBER_OF_RETRIES=retries)
 
     lost = eventually(PoisonMessage.objects.first)
 
     assert lost.attempts == retries + 1
-    eventually(lambda: one.dispatch_breaker.failures == retries + 1)
+    eventually(lambda: worker.dispatch_breaker.failures == retries + 1)
 
 
 @pytest.mark.parametrize("retries", [0, 2])
@@ -123,26 +123,26 @@ def test_a_store_of_a_third_party_is_asked_as_often(
     start: Start, sample: type[SampleStore], retries: int, refusing: None
 ) -> None:
     send_refused()
-    one = start(NUMBER_OF_RETRIES=retries)
+    worker = start(NUMBER_OF_RETRIES=retries)
 
     lost = eventually(PoisonMessage.objects.first)
 
     assert lost.attempts == retries + 1
-    eventually(lambda: one.dispatch_breaker.failures == retries + 1)
+    eventually(lambda: worker.dispatch_breaker.failures == retries + 1)
     assert delayed.store_of("default").connection == []  # type: ignore[attr-defined]
 
 
 def test_a_store_that_cannot_remove_feeds_the_dispatch_breaker(start: Start, sample: type[SampleStore]) -> None:
     sample.faults = {"remove": ConnectionError("gone")}
     Leased.send({}, delay=timedelta(0))
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.dispatch_breaker.state is State.FAILING)
+    eventually(lambda: worker.dispatch_breaker.state is State.FAILING)
 
     assert not Leased.objects.exists(), "what was not removed was not sent"
     sample.faults = {}
     eventually(lambda: Leased.objects.count() == 1)
-    assert one.recovery_breaker.failures == 0
+    assert worker.recovery_breaker.failures == 0
 
 
 # -- fetch -----------------------------------------------------------------------------------------------------------
@@ -153,14 +153,14 @@ def test_a_table_that_cannot_be_read_feeds_the_fetch_breaker(start: Start, secon
     with connection.schema_editor() as editor:
         editor.alter_db_table(DelayedMessage, "queueapp_delayedmessage", "queueapp_elsewhere")
     try:
-        one = start(TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER=seconds)
-        eventually(lambda: one.fetch_breaker.failures > 2)
-        assert one.fetch_breaker.state is then
-        assert one.dispatch_breaker.failures == 0
+        worker = start(TIME_TO_TRIGGER_FETCH_CIRCUIT_BREAKER=seconds)
+        eventually(lambda: worker.fetch_breaker.failures > 2)
+        assert worker.fetch_breaker.state is then
+        assert worker.dispatch_breaker.failures == 0
     finally:
         with connection.schema_editor() as editor:
             editor.alter_db_table(DelayedMessage, "queueapp_elsewhere", "queueapp_delayedmessage")
-    eventually(lambda: one.fetch_breaker.state is State.CLOSED)
+    eventually(lambda: worker.fetch_breaker.state is State.CLOSED)
 
 
 @pytest.mark.parametrize("verb", ["setup_infrastructure", "initialize", "fetch_next_due", "next"])
@@ -168,15 +168,15 @@ def test_a_store_that_cannot_be_asked_feeds_the_fetch_breaker_and_keeps_no_delay
     start: Start, sample: type[SampleStore], verb: str
 ) -> None:
     sample.faults = {verb: ConnectionError("away")}
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.fetch_breaker.failures > 2)
-    assert one.recovery_breaker.failures == 0
+    eventually(lambda: worker.fetch_breaker.failures > 2)
+    assert worker.recovery_breaker.failures == 0
     DelayedMessage.objects.create(destination="testapp.Leased", due="2000-01-01T00:00Z", message_id=uuid.uuid4())
     eventually(Leased.objects.exists)
 
     sample.faults = {}
-    eventually(lambda: one.fetch_breaker.state is State.CLOSED)
+    eventually(lambda: worker.fetch_breaker.state is State.CLOSED)
 
 
 # -- recovery --------------------------------------------------------------------------------------------------------
@@ -190,15 +190,15 @@ def test_a_database_that_cannot_count_a_refusal_feeds_the_recovery_breaker(
 ) -> None:  # fmt: skip
     constrain(DelayedMessage, models.Q(retries=0))
     send_refused()
-    one = start(MAXIMUM_RECOVERY_FAILURES_PER_SECOND=per_second, NUMBER_OF_RETRIES=5)
+    worker = start(MAXIMUM_RECOVERY_FAILURES_PER_SECOND=per_second, NUMBER_OF_RETRIES=5)
 
-    eventually(lambda: one.recovery_breaker.failures > 30)
+    eventually(lambda: worker.recovery_breaker.failures > 30)
 
-    assert one.recovery_breaker.state is then
-    assert "tests_delayedmessage" in one.recovery_breaker.last_error
+    assert worker.recovery_breaker.state is then
+    assert "tests_delayedmessage" in worker.recovery_breaker.last_error
     assert caplog.text.count("A round of the dispatcher of 'default' failed") <= 2
     assert DelayedMessage.objects.count() == 1, "nothing was changed"
-    assert one.fetch_breaker.failures == 0
+    assert worker.fetch_breaker.failures == 0
 
 
 @pytest.mark.usefixtures("refusing")
@@ -207,19 +207,19 @@ def test_a_store_that_cannot_count_a_refusal_feeds_the_recovery_breaker(
 ) -> None:
     sample.faults = {"increment_failure_count": ConnectionError("away")}
     send_refused()
-    one = start(NUMBER_OF_RETRIES=5)
+    worker = start(NUMBER_OF_RETRIES=5)
 
-    eventually(lambda: one.recovery_breaker.failures > 1)
+    eventually(lambda: worker.recovery_breaker.failures > 1)
 
-    assert "away" in one.recovery_breaker.last_error
-    assert one.fetch_breaker.failures == 0
+    assert "away" in worker.recovery_breaker.last_error
+    assert worker.fetch_breaker.failures == 0
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [3, 7])
-def test_a_round_moves_as_many_as_the_setting_says(start: Start, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_round_moves_as_many_as_the_setting_states(start: Start, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     for _ in range(10):
         Leased.send({}, delay=timedelta(0))
     moved: list[int] = []
@@ -238,20 +238,20 @@ def test_a_round_moves_as_many_as_the_setting_says(start: Start, monkeypatch: py
 
 
 @pytest.mark.parametrize("seconds", [0.05, 60])
-def test_it_looks_again_after_the_time_that_the_setting_says(start: Start, seconds: float) -> None:
+def test_it_looks_again_after_the_time_that_the_setting_states(start: Start, seconds: float) -> None:
     """What was stored past us (by another program, with its wake-up lost) is found by the next look, not before."""
-    one = start(DISPATCH_INTERVAL=seconds)
-    eventually(lambda: one.elector.is_leader)
+    worker = start(DISPATCH_INTERVAL=seconds)
+    eventually(lambda: worker.elector.is_leader)
     looks: list[float] = []
-    really = one._round
+    really = worker._round
 
     def look() -> float:
         looks.append(really())
         return looks[-1]
 
-    one._round = look  # type: ignore[method-assign]
-    one.wake()
-    one.wake()
+    worker._round = look  # type: ignore[method-assign]
+    worker.wake()
+    worker.wake()
     eventually(lambda: looks)
 
     assert max(looks) == seconds
@@ -262,22 +262,22 @@ def test_it_looks_again_after_the_time_that_the_setting_says(start: Start, secon
 
 @pytest.mark.usefixtures("refusing")
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_its_poison_tells_where_and_why_and_the_signal_is_sent(
+def test_its_poison_reports_where_and_why_and_the_signal_is_sent(
     start: Start, elsewhere: bool, request: pytest.FixtureRequest
 ) -> None:
     if elsewhere:
         request.getfixturevalue("sample")
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def receiver(sender: Any, failure: Any, verdict: Any, **_: Any) -> None:
         # The commit is before the signal: it is in the table for every connection.
-        told.append((sender, failure, verdict, PoisonMessage.objects.count()))
+        reported.append((sender, failure, verdict, PoisonMessage.objects.count()))
 
     poisoned.connect(receiver)
     try:
         Leased.send({}, delay=timedelta(0), correlation_id="refused", headers={"type": "order"})
         start(NUMBER_OF_RETRIES=0)
-        eventually(lambda: told)
+        eventually(lambda: reported)
     finally:
         poisoned.disconnect(receiver)
 
@@ -287,7 +287,7 @@ def test_its_poison_tells_where_and_why_and_the_signal_is_sent(
     assert lost.worker_version
     assert lost.first_failed_at is not None
     assert lost.exception_type == "django.db.utils.IntegrityError"
-    sender, failure, verdict, committed = told[0]
+    sender, failure, verdict, committed = reported[0]
     assert (sender, failure.queue, failure.row.id, committed) == (Leased, Leased, lost.message_id, 1)
     assert lost.message_type == failure.message_type
     assert verdict.reason == "could not be forwarded to testapp.Leased" == lost.reason

@@ -21,98 +21,98 @@ def candidate() -> Elector:
     return Elector("default", "tests", uuid.uuid4())
 
 
-def let_lapse() -> None:
+def expire_leadership() -> None:
     """The present holder's lease is over, by the database's clock."""
     Leader.objects.update(expires=Now() - timedelta(seconds=1))
 
 
-def renewal_is_due(one: Elector) -> None:
-    one._renew_at = 0.0
+def renewal_is_due(elector: Elector) -> None:
+    elector._renew_at = 0.0
 
 
 def test_the_first_to_ask_leads_and_the_other_waits() -> None:
-    one, other = candidate(), candidate()
+    first, second = candidate(), candidate()
 
-    assert one.try_lead()
-    assert not other.try_lead()
-    assert (one.is_leader, other.is_leader) == (True, False)
-    assert (one.term, other.term) == (1, 0)
+    assert first.try_lead()
+    assert not second.try_lead()
+    assert (first.is_leader, second.is_leader) == (True, False)
+    assert (first.term, second.term) == (1, 0)
 
 
-def test_a_lapsed_lease_is_taken_over_with_a_new_term() -> None:
-    one, other = candidate(), candidate()
-    one.try_lead()
-    let_lapse()
+def test_an_expired_lease_is_taken_over_with_a_new_term() -> None:
+    first, second = candidate(), candidate()
+    first.try_lead()
+    expire_leadership()
 
-    assert other.try_lead()
+    assert second.try_lead()
 
-    assert other.term == 2
-    renewal_is_due(one)
-    assert not one.try_lead(), "the old leader finds out when it renews"
-    assert not one.is_leader
+    assert second.term == 2
+    renewal_is_due(first)
+    assert not first.try_lead(), "the old leader finds out when it renews"
+    assert not first.is_leader
 
 
 def test_a_leader_renews_its_lease() -> None:
-    one, other = candidate(), candidate()
-    one.try_lead()
+    item, second = candidate(), candidate()
+    item.try_lead()
     first = Leader.objects.get().expires
-    renewal_is_due(one)
+    renewal_is_due(item)
 
-    assert one.try_lead()
+    assert item.try_lead()
 
     assert Leader.objects.get().expires > first
-    assert one.term == 1, "the same term goes on"
-    assert not other.try_lead()
+    assert item.term == 1, "the same term goes on"
+    assert not second.try_lead()
 
 
 def test_a_leader_does_not_ask_the_database_before_its_time(django_assert_num_queries: object) -> None:
-    one = candidate()
-    one.try_lead()
+    item = candidate()
+    item.try_lead()
 
     with django_assert_num_queries(0):  # type: ignore[operator]
-        assert one.try_lead()
+        assert item.try_lead()
 
 
 def test_a_leader_that_could_not_renew_in_time_steps_down_before_its_lease_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = candidate()
+    item = candidate()
     now = [1000.0]
     monkeypatch.setattr(leader_election, "monotonic", lambda: now[0])
-    one.try_lead()
+    item.try_lead()
 
     now[0] += leader_election.TERM.total_seconds() - leader_election.MARGIN - 0.1
-    assert one.is_leader
+    assert item.is_leader
     now[0] += 0.2
 
-    assert not one.is_leader
+    assert not item.is_leader
 
 
 def test_resigning_lets_the_next_one_lead_at_once() -> None:
-    one, other = candidate(), candidate()
-    one.try_lead()
+    first, second = candidate(), candidate()
+    first.try_lead()
 
-    one.resign()
+    first.resign()
 
-    assert not one.is_leader
-    assert other.try_lead()
+    assert not first.is_leader
+    assert second.try_lead()
 
 
 def test_an_old_leader_cannot_resign_for_the_new_one() -> None:
-    one, other, third = candidate(), candidate(), candidate()
-    one.try_lead()
-    let_lapse()
-    other.try_lead()
+    first, second, third = candidate(), candidate(), candidate()
+    first.try_lead()
+    expire_leadership()
+    second.try_lead()
 
-    one.resign()
+    first.resign()
 
     assert not third.try_lead()
-    assert other.is_leader
+    assert second.is_leader
 
 
 def test_an_old_life_of_a_process_cannot_resign_for_its_new_one() -> None:
     holder = uuid.uuid4()
-    old, new, third = (Elector("default", "tests", each) for each in (holder, holder, uuid.uuid4()))
+    old, new, third = (Elector("default", "tests", item) for item in (holder, holder, uuid.uuid4()))
     old.try_lead()
     new.try_lead()
 
@@ -135,15 +135,15 @@ def test_a_restarted_process_takes_its_own_role_back_at_once() -> None:
 
 
 def test_a_shorter_lease_is_over_sooner() -> None:
-    one = Elector("default", "tests", uuid.uuid4(), timedelta(seconds=2))
-    other = candidate()
-    assert one.try_lead()
+    elector = Elector("default", "tests", uuid.uuid4(), timedelta(seconds=2))
+    second_candidate = candidate()
+    assert elector.try_lead()
     row = Leader.objects.get(role="tests")
     assert row.expires - row.elected_at <= timedelta(seconds=2)
 
-    eventually(other.try_lead)  # long before a lease of the usual length is over
+    eventually(second_candidate.try_lead)  # long before a lease of the usual length is over
 
-    assert not one.try_lead()
+    assert not elector.try_lead()
 
 
 @pytest.mark.parametrize("seconds", [1, 16])
@@ -153,10 +153,10 @@ def test_a_lease_that_is_no_good_is_refused(seconds: int) -> None:
 
 
 def test_roles_are_independent() -> None:
-    one, other = candidate(), Elector("default", "another role", uuid.uuid4())
+    first, second = candidate(), Elector("default", "another role", uuid.uuid4())
 
-    assert one.try_lead()
-    assert other.try_lead()
+    assert first.try_lead()
+    assert second.try_lead()
 
 
 def test_of_many_candidates_at_once_one_is_elected() -> None:
@@ -178,13 +178,13 @@ def test_of_many_candidates_at_once_one_is_elected() -> None:
     assert Leader.objects.count() == 1
 
 
-def test_a_lease_of_a_clock_that_was_set_back_keeps_nobody_from_leading() -> None:
-    """It was ahead by a year, or the server that has taken over is behind: nobody grants himself so much."""
-    one, other = candidate(), candidate()
-    one.try_lead()
+def test_a_lease_of_a_clock_that_was_set_back_does_not_prevent_an_election() -> None:
+    """It was ahead by a year, or the server that has taken over is behind: no process grants itself so much."""
+    first, second = candidate(), candidate()
+    first.try_lead()
     Leader.objects.update(expires=Now() + timedelta(days=365))
 
-    assert other.try_lead()
+    assert second.try_lead()
 
-    assert other.term == 2
+    assert second.term == 2
     assert not candidate().try_lead()

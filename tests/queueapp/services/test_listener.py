@@ -117,15 +117,15 @@ def test_a_listener_that_waits_listens_again_with_the_first_connection_that_work
     cut_ears(connection)
     eventually(lambda: outage_of("default").lasts)
 
-    other = connection.copy()
-    other.connect()
-    other.close()
+    second_connection = connection.copy()
+    second_connection.connect()
+    second_connection.close()
 
     eventually(listener.established.is_set)
     assert not outage_of("default").lasts
 
 
-def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
+def test_where_listening_does_not_work_that_is_reported_once_and_polling_goes_on(
     start_worker: Start,
     listen: Callable[..., Listener],
     handled: list[int],
@@ -152,16 +152,16 @@ def test_where_listening_does_not_work_that_is_said_once_and_polling_goes_on(
     assert caplog.text.count("its queues are polled") == 1
 
 
-def test_a_listener_proves_that_it_hears_itself(listen: Callable[..., Listener]) -> None:
+def test_a_listener_proves_that_it_receives_its_own_notification(listen: Callable[..., Listener]) -> None:
     heard: list[str] = []
 
     listener = listen(heard)
 
     eventually(listener.established.is_set)
-    assert heard == [], "its own proof is nobody's business"
+    assert heard == [], "its own probe is not delivered"
 
 
-def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once(
+def test_a_database_without_wake_ups_reports_it_once_and_its_listener_stops_at_once(
     listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -182,31 +182,31 @@ def test_a_database_without_wake_ups_says_so_once_and_its_listener_stops_at_once
     assert not listener.established.is_set()
 
 
-def test_each_time_that_listening_ends_and_begins_again_is_said(
+def test_each_time_that_listening_ends_and_begins_again_is_reported(
     listen: Callable[[list[str]], Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "queueapp.workers")
-    one = listen([])
+    item = listen([])
 
     for times in (1, 2):
-        eventually(one.established.is_set)
+        eventually(item.established.is_set)
         cut_ears(connection)
         eventually(lambda times=times: caplog.text.count("Notifications from 'default' work again") == times)
 
     assert caplog.text.count("No notifications from 'default'") == 2
 
 
-def test_whatever_is_told_by_whoever_may_tell_ends_no_listener(listen: Callable[[list[str]], Listener]) -> None:
+def test_no_notification_of_any_session_ends_the_listener(listen: Callable[[list[str]], Listener]) -> None:
     """Any user of the database may, and says what he likes, as often as he likes."""
     heard: list[str] = []
-    one = listen(heard)
-    eventually(one.established.is_set)
+    thread = listen(heard)
+    eventually(thread.established.is_set)
 
     for payload in ("'; DROP TABLE x", "\x01\x1b[31m", "\u202e\U0001f600", "x" * 7000, "queueapp-listening"):
         backend_of(connection).notifications.notify(connection, notifier.CHANNEL, payload)
     for number in range(500):
-        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, f"nobody's {number}")
+        backend_of(connection).notifications.notify(connection, notifier.CHANNEL, f"unrelated {number}")
 
-    eventually(lambda: "nobody's 499" in heard)
-    assert one.is_alive()
+    eventually(lambda: "unrelated 499" in heard)
+    assert thread.is_alive()
     assert "queueapp-listening" not in heard

@@ -1,4 +1,4 @@
-"""What is done for all: expired messages and old poison go, and what nobody takes is named."""
+"""Maintenance: expired messages and old poison are deleted, and unroutable messages are named."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_purge_ends_after_the_batch_in_which_its_process_is_stopped_or_leads_n
 ) -> None:
     settings.QUEUEAPP = {"PURGE_BATCH": 2}
     expire(Leased, 6)
-    elector = Elector("default", "housekeeping", uuid.uuid4())
+    elector = Elector("default", "maintenance", uuid.uuid4())
     assert elector.try_lead()
     service = Maintenance("default", [Leased], elector)
     purged: list[int] = []
@@ -79,7 +79,7 @@ def start() -> Iterator[Callable[..., Maintenance]]:
     services: list[Maintenance] = []
 
     def begin(leader: bool = True, queues: Sequence[Any] = (Leased, AtMostOnce)) -> Maintenance:
-        leadership = Elector("default", "housekeeping", uuid.uuid4())
+        leadership = Elector("default", "maintenance", uuid.uuid4())
         assert leadership.try_lead() is leader
         services.append(Maintenance("default", queues, leadership))
         services[-1].start()
@@ -118,14 +118,14 @@ def test_a_queue_that_has_no_table_yet_keeps_no_other_from_being_purged(
     start: Callable[..., Maintenance], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = {"PURGE_INTERVAL": 1, "HEARTBEAT_INTERVAL": 0.1}
-    one = start(queues=[ForeignPostgres, Leased])
+    worker = start(queues=[ForeignPostgres, Leased])
 
     for _ in range(2):
         expire(Leased, 1)
         eventually(lambda: not Leased.objects.exists())
 
     assert caplog.text.count("testapp.ForeignPostgres: expired messages cannot be purged") == 1
-    assert one.breaker.failures == 0
+    assert worker.breaker.failures == 0
 
 
 def test_a_database_that_is_away_is_waited_for(
@@ -140,10 +140,10 @@ def test_a_database_that_is_away_is_waited_for(
 
     monkeypatch.setattr(maintenance, "release_orphaned_leases", release)
     subscriber(dead=True)
-    one = start()
+    worker = start()
 
     eventually(lambda: not Subscriber.objects.exists())
-    eventually(lambda: one.breaker.failures == 0)
+    eventually(lambda: worker.breaker.failures == 0)
     assert "Maintenance in default failed; trying again" in caplog.text
 
 
@@ -172,7 +172,7 @@ def test_who_does_not_lead_does_nothing(
     monkeypatch.setattr(Maintenance, "pause", pause)
     monkeypatch.setattr(maintenance, "ELECTION_INTERVAL", 0.1)
     monkeypatch.setattr(leadership, "TERM", HOUR)
-    Leader.objects.create(role="housekeeping", holder=uuid.uuid4(), expires=Now() + HOUR)
+    Leader.objects.create(role="maintenance", holder=uuid.uuid4(), expires=Now() + HOUR)
     expire(Leased, 1)
     idle = start(leader=False)
     eventually(lambda: len(rounds) >= 2)
@@ -185,7 +185,7 @@ def test_who_does_not_lead_does_nothing(
     assert idle.is_alive()
 
 
-def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
+def test_undeliverable_delayed_messages_are_named_once_and_counted(
     start: Callable[..., Maintenance], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
@@ -194,38 +194,40 @@ def test_delayed_messages_that_nobody_delivers_are_named_once_and_counted(
         Leased.send({"number": number}, delay=HOUR)
     DelayedMessage.objects.update(destination="gone.Queue", due=Now() - HOUR)
     Leased.send({}, delay=timedelta(0))
-    one = start()
+    worker = start()
 
-    eventually(lambda: one.undeliverable == {"gone.Queue": 3})
+    eventually(lambda: worker.undeliverable == {"gone.Queue": 3})
     DelayedMessage.objects.filter(pk=DelayedMessage.objects.earliest("pk").pk).delete()
-    eventually(lambda: one.undeliverable == {"gone.Queue": 2})
+    eventually(lambda: worker.undeliverable == {"gone.Queue": 2})
 
     assert caplog.text.count("3 delayed messages in 'default' for 'gone.Queue' are overdue") == 1
     assert caplog.text.count("gone.Queue") == 1
     assert not PoisonMessage.objects.exists()
 
 
-@pytest.mark.parametrize(("retention", "left"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])])
+@pytest.mark.parametrize(
+    ("retention", "remaining"), [(3600, ["new", "unresolved"]), (None, ["new", "old", "unresolved"])]
+)
 def test_archived_poison_goes_when_its_retention_is_over(
-    start: Callable[..., Maintenance], settings: Any, retention: int | None, left: list[str]
+    start: Callable[..., Maintenance], settings: Any, retention: int | None, remaining: list[str]
 ) -> None:
     settings.QUEUEAPP = {"POISON_RETENTION": retention, "HEARTBEAT_INTERVAL": 0.1}
     for name in ("old", "new", "unresolved"):
         PoisonMessage.objects.create(queue="testapp.Leased", message_id=uuid.uuid4(), reason=name)
     poison_operations.archive(PoisonMessage.objects.exclude(reason="unresolved"))
     PoisonMessage.objects.filter(reason="old").update(archived_at=Now() - 2 * HOUR)
-    one = start()
+    worker = start()
 
-    eventually(lambda: sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left)
+    eventually(lambda: sorted(PoisonMessage.objects.values_list("reason", flat=True)) == remaining)
 
     # A later round of the same thread has come by, and left the rest.
     subscriber(dead=True)
     eventually(lambda: not Subscriber.objects.exists())
-    assert one.is_alive()
-    assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == left
+    assert worker.is_alive()
+    assert sorted(PoisonMessage.objects.values_list("reason", flat=True)) == remaining
 
 
-def test_what_nobody_takes_is_said_once_and_again_after_an_hour(
+def test_unroutable_messages_are_logged_once_and_again_after_an_hour(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()

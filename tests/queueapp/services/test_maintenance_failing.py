@@ -31,7 +31,7 @@ def start(settings: Any) -> Iterator[Callable[..., Maintenance]]:
     services: list[Maintenance] = []
 
     def begin(*queues: Any) -> Maintenance:
-        services.append(Maintenance("default", queues, Elector("default", "housekeeping", uuid.uuid4())))
+        services.append(Maintenance("default", queues, Elector("default", "maintenance", uuid.uuid4())))
         services[-1].start()
         return services[-1]
 
@@ -40,7 +40,7 @@ def start(settings: Any) -> Iterator[Callable[..., Maintenance]]:
 
 
 @contextmanager
-def told(receiver: Callable[..., None]) -> Iterator[None]:
+def connected(receiver: Callable[..., None]) -> Iterator[None]:
     signals.expired.connect(receiver)
     try:
         yield
@@ -70,37 +70,39 @@ def refusing() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_table_that_refuses_keeps_no_other_from_being_purged_and_is_told(start: Callable[..., Maintenance]) -> None:
+def test_a_table_that_refuses_does_not_stop_the_others_and_is_reported(
+    start: Callable[..., Maintenance],
+) -> None:
     Urgent.send({}, expires_in=timedelta(milliseconds=1))
-    one = start(Urgent, Leased, AtMostOnce)
+    worker = start(Urgent, Leased, AtMostOnce)
 
     for _ in range(2):
         expire(Leased, 2)
         expire(AtMostOnce)
         eventually(lambda: not Leased.objects.exists() and not AtMostOnce.objects.exists())
 
-    eventually(lambda: one.breaker.report())
-    assert "kept" in one.breaker.last_error
+    eventually(lambda: worker.breaker.report())
+    assert "kept" in worker.breaker.last_error
     assert Urgent.objects.count() == 1
 
 
-def test_a_receiver_that_leaves_keeps_nobody_from_being_purged(
+def test_a_signal_receiver_that_exits_does_not_stop_the_purge(
     start: Callable[..., Maintenance], caplog: pytest.LogCaptureFixture
 ) -> None:
     def leave(**_: Any) -> None:
         raise SystemExit(3)
 
-    with told(leave):
-        one = start(Leased)
+    with connected(leave):
+        worker = start(Leased)
         for _ in range(2):
             expire(Leased)
             eventually(lambda: not Leased.objects.exists())
-        assert one.is_alive()
-        eventually(lambda: "not all told: RuntimeError('SystemExit in the receivers of a signal')" in caplog.text)
+        assert worker.is_alive()
+        eventually(lambda: "not all called: RuntimeError('SystemExit in the receivers of a signal')" in caplog.text)
 
 
 def test_a_receiver_may_take_its_time(start: Callable[..., Maintenance]) -> None:
-    """It is not the database that is waited for: nobody cuts the connection beneath it."""
+    """It does not wait for the database: the connection beneath it is not cut."""
     inside, may_continue = threading.Event(), threading.Event()
     watched: list[Any] = []
 
@@ -110,7 +112,7 @@ def test_a_receiver_may_take_its_time(start: Callable[..., Maintenance]) -> None
         may_continue.wait(DEADLINE)
 
     expire(Leased)
-    with told(slow):
+    with connected(slow):
         start(Leased)
         assert inside.wait(DEADLINE)
         may_continue.set()
@@ -138,7 +140,7 @@ def test_a_receiver_that_leaves_a_transaction_open_takes_nothing_with_it(
     def careless(**_: Any) -> None:
         connection.set_autocommit(False)
 
-    with told(careless):
+    with connected(careless):
         start(Leased)
         for _ in range(2):
             expire(Leased)
@@ -147,7 +149,7 @@ def test_a_receiver_that_leaves_a_transaction_open_takes_nothing_with_it(
     assert "left a transaction open in 'default'" in caplog.text
 
 
-def test_who_is_told_of_what_has_expired_sees_that_it_is_gone_and_may_use_the_database() -> None:
+def test_receivers_of_the_expired_signal_see_that_it_is_gone_and_may_use_the_database() -> None:
     found: list[tuple[int, int, str]] = []
 
     def count(queue: Any, ids: list[uuid.UUID], reason: str, **_: Any) -> None:
@@ -155,7 +157,7 @@ def test_who_is_told_of_what_has_expired_sees_that_it_is_gone_and_may_use_the_da
         found.append((len(ids), queue.objects.count(), reason))
 
     expire(Leased, 5)
-    with told(count):
+    with connected(count):
         assert [delete_expired(Leased, "default", 3) for _ in range(3)] == [3, 2, 0]
 
     assert found == [(3, 2, signals.TIME_IS_OVER), (2, 0, signals.TIME_IS_OVER)]

@@ -1,4 +1,4 @@
-"""What a dead subscriber held is given back, and it is forgotten; who cannot be buried here, and who is told
+"""Messages of a dead subscriber are released, and its row is deleted; which rows stay, and which signal is sent
 afterwards."""
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def test_disconnect_of_a_dead_subscriber_gives_its_leases_back() -> None:
     assert release_orphaned_leases("default") == 3
 
     assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, (
-        "handed out, and nobody ended it"
+        "delivered and not acknowledged"
     )
     assert not Subscriber.objects.exists()
 
 
-def test_the_one_message_of_a_careful_subscriber_was_in_hand_and_stays_counted() -> None:
+def test_the_single_message_of_a_subscriber_under_crash_tracking_was_in_flight_and_stays_counted() -> None:
     lease(subscriber(dead=True, crash_tracking=True), 1)
 
     release_orphaned_leases("default")
@@ -54,7 +54,7 @@ def test_leases_of_the_living_are_left_alone() -> None:
     assert not QueueControl.objects.exists()
 
 
-def test_after_a_death_its_queue_is_received_carefully_for_a_while(settings: Any) -> None:
+def test_after_a_crash_its_queue_is_under_crash_tracking_for_a_while(settings: Any) -> None:
     settings.QUEUEAPP = {"CRASH_TRACKING_PERIOD": 3600}
     subscriber(dead=True)
 
@@ -74,7 +74,7 @@ def test_leases_of_a_dead_subscriber_are_given_back_batch_by_batch_to_the_last(m
     assert not Leased.objects.exclude(lease_token=None).exists()
 
 
-def test_one_that_shows_that_it_lives_while_it_is_buried_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_shows_that_it_lives_while_it_is_removed_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     really_release = orphaned_leases._release
 
     def release(*arguments: Any) -> int:
@@ -89,7 +89,7 @@ def test_one_that_shows_that_it_lives_while_it_is_buried_is_not_forgotten(monkey
     assert Subscriber.objects.exists()
 
 
-def test_one_that_shows_that_it_lives_while_others_are_buried_keeps_what_it_has(
+def test_one_that_shows_that_it_lives_while_others_are_removed_keeps_what_it_has(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its heartbeat is back, and it has leased again since: another worker would handle the same messages beside it."""
@@ -139,14 +139,14 @@ def test_a_pause_survives_a_death() -> None:
     assert QueueControl.objects.get().paused is True
 
 
-def test_a_dead_subscriber_of_another_projects_queue_is_buried_by_its_table() -> None:
+def test_a_dead_subscriber_of_another_projects_queue_is_removed_by_its_table() -> None:
     lease(subscriber(dead=True), 3)
     Subscriber.objects.update(queue="another.Project", table=Leased._meta.db_table)
 
     assert release_orphaned_leases("default") == 3
 
     assert list(Leased.objects.values_list("lease_token", "deliveries")) == [(None, 1)] * 3, (
-        "handed out, and nobody ended it"
+        "delivered and not acknowledged"
     )
     assert not Subscriber.objects.exists()
     assert QueueControl.objects.filter(queue="another.Project", crash_tracking_until__gt=Now()).exists(), (
@@ -162,7 +162,7 @@ def test_two_projects_may_call_different_tables_by_one_name() -> None:
 
 
 @pytest.mark.parametrize("table", ["dropped_meanwhile", "foreign_without_leases", 'odd ".name'])
-def test_a_table_that_holds_no_leases_keeps_nobody_unburied(table: str) -> None:
+def test_a_table_without_leases_does_not_keep_dead_subscribers(table: str) -> None:
     subscriber(dead=True)
     Subscriber.objects.update(queue="another.Project", table=table)
     with connection.cursor() as cursor:
@@ -176,7 +176,7 @@ def test_a_table_that_holds_no_leases_keeps_nobody_unburied(table: str) -> None:
     assert not Subscriber.objects.exists()
 
 
-def test_a_dead_subscriber_that_does_not_say_where_it_received_from_is_left_alone_and_named_once(
+def test_a_dead_subscriber_that_does_not_report_where_it_received_from_is_left_alone_and_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for _ in range(2):
@@ -195,7 +195,7 @@ def test_a_dead_subscriber_that_does_not_say_where_it_received_from_is_left_alon
         )
         == 1
     )
-    assert not QueueControl.objects.exists(), "careful for ever is what must not be"
+    assert not QueueControl.objects.exists(), "crash tracking must end"
 
 
 def test_a_table_that_may_not_be_written_to_is_left_alone_and_the_others_are_not() -> None:
@@ -234,19 +234,19 @@ def test_an_error_that_is_no_lack_of_a_right_ends_the_burial_and_it_is_tried_aga
         pytest.skip("the time-out of this test is PostgreSQL's")
     lease(subscriber(dead=True), 1)
     unreleasable: Unreleasable = {}
-    other = connections["default"].copy()
+    second_connection = connections["default"].copy()
     try:
-        with other.cursor() as holder, connection.cursor() as cursor:
+        with second_connection.cursor() as holder, connection.cursor() as cursor:
             holder.execute(f"BEGIN; LOCK TABLE {Leased._meta.db_table}")
             cursor.execute("SET lock_timeout = '50ms'")
             with pytest.raises(OperationalError):
                 release_orphaned_leases("default", unreleasable)
             assert unreleasable == {}
-            assert Subscriber.objects.exists(), "whoever is next finds it"
+            assert Subscriber.objects.exists(), "the next process finds it"
             holder.execute("ROLLBACK")
             assert release_orphaned_leases("default", unreleasable) == 1
     finally:
-        other.close()
+        second_connection.close()
         connection.close()
 
 

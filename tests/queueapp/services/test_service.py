@@ -46,7 +46,7 @@ class Waiting(Service):
 
 
 class Failing(Service):
-    """Ends by an error as soon as it is told to."""
+    """Ends by an error on request."""
 
     def __init__(self, error: BaseException | None) -> None:
         super().__init__("failing")
@@ -59,53 +59,53 @@ class Failing(Service):
             raise self.error
 
 
-def test_a_service_that_is_stopped_ends_its_pause_at_once_and_tells_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_is_stopped_ends_its_pause_at_once_and_reports_nothing(caplog: pytest.LogCaptureFixture) -> None:
     ends: list[Service] = []
-    one = Waiting()
+    waiting = Waiting()
 
-    one.start(ends.append)
-    assert one.is_alive()
-    assert one.stop(DEADLINE) is True
+    waiting.start(ends.append)
+    assert waiting.is_alive()
+    assert waiting.stop(DEADLINE) is True
 
-    assert not one.is_alive()
+    assert not waiting.is_alive()
     assert ends == []
     assert caplog.records == []
 
 
 def test_a_service_can_be_stopped_before_it_was_started_and_twice() -> None:
-    one = Waiting()
-    assert one.stop() is True
+    waiting = Waiting()
+    assert waiting.stop() is True
 
-    one.start()
-    one.start()  # nothing happens: it runs
-    assert one.is_alive()
+    waiting.start()
+    waiting.start()  # nothing happens: it runs
+    assert waiting.is_alive()
 
-    assert one.stop(DEADLINE) is True
-    assert one.stop() is True
+    assert waiting.stop(DEADLINE) is True
+    assert waiting.stop() is True
 
 
 def test_a_service_whose_thread_is_just_being_started_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Waiting()
+    waiting = Waiting()
     seen: list[tuple[bool, bool]] = []
     really_start = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
-        seen.append((one.is_alive(), one.join(DEADLINE)))
+        seen.append((waiting.is_alive(), waiting.join(DEADLINE)))
         really_start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    one.start()
+    waiting.start()
 
     assert seen == [(False, True)], "it has not begun"
-    assert one.is_alive()
-    assert one.stop(DEADLINE)
+    assert waiting.is_alive()
+    assert waiting.stop(DEADLINE)
 
 
 @pytest.mark.parametrize("there_is_a_thread", [True, False])
-def test_a_service_whose_start_an_exit_strikes_does_not_run_and_can_be_started_again(
+def test_a_service_whose_start_an_exit_interrupts_does_not_run_and_can_be_started_again(
     monkeypatch: pytest.MonkeyPatch, there_is_a_thread: bool
 ) -> None:
-    one = Waiting()
+    waiting = Waiting()
     really_start = threading.Thread.start
     threads: list[threading.Thread] = []
 
@@ -118,19 +118,19 @@ def test_a_service_whose_start_an_exit_strikes_does_not_run_and_can_be_started_a
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(SystemExit):
-            one.start()
+            waiting.start()
 
-    assert not one.is_alive()
+    assert not waiting.is_alive()
     for thread in threads:
         thread.join(DEADLINE)
         assert not thread.is_alive()
-    one.start()
-    assert one.is_alive()
-    assert one.stop(DEADLINE)
+    waiting.start()
+    assert waiting.is_alive()
+    assert waiting.stop(DEADLINE)
 
 
 def test_a_service_that_no_thread_could_be_had_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Waiting()
+    waiting = Waiting()
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -138,10 +138,10 @@ def test_a_service_that_no_thread_could_be_had_for_is_not_waited_for(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
-            one.start()
+            waiting.start()
 
-    assert not one.is_alive()
-    assert one.stop(DEADLINE)
+    assert not waiting.is_alive()
+    assert waiting.stop(DEADLINE)
 
 
 UNDER_GEVENT = """
@@ -161,7 +161,7 @@ class Waiting(Service):
         self.ended = True
 
 def strike():
-    raise SystemExit  # as Celery does where it is told to shut down: it comes out wherever the main greenlet waits
+    raise SystemExit  # as Celery does at a shutdown request: it comes out wherever the main greenlet waits
 
 one = Waiting("waiting")
 one.start()
@@ -174,7 +174,7 @@ except SystemExit:
 """
 
 
-def test_an_exit_that_strikes_where_it_is_asked_whether_it_runs_changes_nothing() -> None:
+def test_an_exit_that_interrupts_is_running_changes_nothing() -> None:
     """Seen on a busy machine: Python marked the thread as ended, and its process did not wait until it had signed
     off."""
     pytest.importorskip("gevent")
@@ -192,24 +192,24 @@ def test_an_exit_that_strikes_where_it_is_asked_whether_it_runs_changes_nothing(
 
 
 def test_a_forked_child_has_none_of_its_parents_services() -> None:
-    one = Waiting()
-    one.start()
+    waiting = Waiting()
+    waiting.start()
 
     if (child := os.fork()) == 0:
-        os._exit(0 if not one.is_alive() and one.join(0) else 1)
+        os._exit(0 if not waiting.is_alive() and waiting.join(0) else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert one.is_alive()
-    assert one.stop(DEADLINE)
+    assert waiting.is_alive()
+    assert waiting.stop(DEADLINE)
 
 
 def test_a_wake_up_during_a_round_is_not_lost() -> None:
-    one = Waiting()
-    one.start()
+    waiting = Waiting()
+    waiting.start()
     for number in range(1, 50):
-        one.wake()
-        eventually(lambda least=number: one.woken >= least)
-    assert one.stop(DEADLINE)
+        waiting.wake()
+        eventually(lambda least=number: waiting.woken >= least)
+    assert waiting.stop(DEADLINE)
 
 
 @pytest.mark.parametrize("error", [ValueError("of no database"), SystemExit(3), None])
@@ -217,42 +217,42 @@ def test_a_service_that_ends_unasked_is_reported_with_its_traceback(
     error: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends: list[Service] = []
-    one = Failing(error)
-    one.start(ends.append)
+    failing = Failing(error)
+    failing.start(ends.append)
 
-    one.now.set()
+    failing.now.set()
     eventually(lambda: ends)
 
-    assert ends == [one]
+    assert ends == [failing]
     (record,) = caplog.records
     assert record.levelno == logging.CRITICAL
     assert "failing ended without having been asked to" in record.getMessage()
     assert (record.exc_info[1] if record.exc_info else None) is error
-    assert one.join(DEADLINE)
+    assert failing.join(DEADLINE)
 
 
 def test_a_service_that_fails_while_it_stops_is_no_reason_to_replace_the_process() -> None:
     ends: list[Service] = []
-    one = Failing(ValueError())
-    one.start(ends.append)
-    one.ask_to_stop()
-    one.now.set()
+    failing = Failing(ValueError())
+    failing.start(ends.append)
+    failing.ask_to_stop()
+    failing.now.set()
 
-    assert one.join(DEADLINE)
+    assert failing.join(DEADLINE)
 
     assert ends == []
 
 
 def test_a_service_is_not_started_again_before_its_last_life_has_ended() -> None:
-    one = Failing(None)
-    one.start()
-    assert one.stop(0) is False
+    failing = Failing(None)
+    failing.start()
+    assert failing.stop(0) is False
 
     with pytest.raises(RuntimeError, match="has not ended yet"):
-        one.start()
+        failing.start()
 
-    one.now.set()
-    assert one.join(DEADLINE)
+    failing.now.set()
+    assert failing.join(DEADLINE)
 
 
 def test_a_job_may_return_when_its_event_is_set_and_not_before() -> None:
@@ -281,8 +281,8 @@ def dispatcher() -> Service:
     return DelayedDispatcher("default", uuid.uuid4())
 
 
-def housekeeping() -> Service:
-    leadership = Elector("default", "housekeeping", uuid.uuid4())
+def maintenance() -> Service:
+    leadership = Elector("default", "maintenance", uuid.uuid4())
     leadership.try_lead()
     return Maintenance("default", [Leased], leadership)
 
@@ -303,7 +303,7 @@ def watchdog() -> Service:
     return Watchdog([QueuePump(Leased, "default", stopping=threading.Event())])
 
 
-MAKERS = [heartbeat, dispatcher, housekeeping, journal, listener, renewals, watchdog, ConnectionWatchdog, Waiting]
+MAKERS = [heartbeat, dispatcher, maintenance, journal, listener, renewals, watchdog, ConnectionWatchdog, Waiting]
 
 
 @pytest.fixture
@@ -330,36 +330,36 @@ def test_every_service_is_started_and_stopped_twenty_times(
         "HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.05, "JOURNAL": {"^journaled": None},
     }  # fmt: skip
     ends: list[Service] = []
-    one = make()
+    made = make()
     before = threading.active_count()
 
     for number in range(20):
-        one.start(ends.append)
-        assert one.is_alive()
+        made.start(ends.append)
+        assert made.is_alive()
         if number % 4 == 3:  # most of the time in the middle of its first steps, now and then well into its work
-            _into_its_work(one)
-        assert one.stop(DEADLINE) is True
-        assert not one.is_alive()
+            _into_its_work(made)
+        assert made.stop(DEADLINE) is True
+        assert not made.is_alive()
 
     assert ends == []
     assert threading.active_count() == before
     eventually(lambda: sessions() <= 0)
 
 
-def _into_its_work(one: Service) -> None:
-    if isinstance(one, Heartbeat):
-        eventually(one.begun.is_set)
-    elif isinstance(one, Listener) and connection.vendor == "postgresql":
-        eventually(one.established.is_set)
-    elif isinstance(one, DelayedDispatcher):
-        eventually(lambda: one.elector.is_leader)
+def _into_its_work(service: Service) -> None:
+    if isinstance(service, Heartbeat):
+        eventually(service.begun.is_set)
+    elif isinstance(service, Listener) and connection.vendor == "postgresql":
+        eventually(service.established.is_set)
+    elif isinstance(service, DelayedDispatcher):
+        eventually(lambda: service.elector.is_leader)
         assert Leader.objects.exists()
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_starts_and_stops_from_many_threads_leave_it_stopped(make: Callable[[], Service], settings: Any) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1, "PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.05}
-    one, ends, errors = make(), [], []  # type: ignore[var-annotated]
+    made, ends, errors = make(), [], []  # type: ignore[var-annotated]
     go = threading.Barrier(4)
 
     def often(act: Callable[[], object]) -> None:
@@ -370,13 +370,13 @@ def test_starts_and_stops_from_many_threads_leave_it_stopped(make: Callable[[], 
             except RuntimeError as error:
                 errors.append(str(error))
 
-    starters = [threading.Thread(target=often, args=(lambda: one.start(ends.append),)) for _ in range(2)]
-    stoppers = [threading.Thread(target=often, args=(lambda: one.stop(DEADLINE),)) for _ in range(2)]
+    starters = [threading.Thread(target=often, args=(lambda: made.start(ends.append),)) for _ in range(2)]
+    stoppers = [threading.Thread(target=often, args=(lambda: made.stop(DEADLINE),)) for _ in range(2)]
     for thread in (*starters, *stoppers):
         thread.start()
     for thread in (*starters, *stoppers):
         thread.join(DEADLINE)
 
-    assert stop_all([one], DEADLINE)
+    assert stop_all([made], DEADLINE)
     assert ends == []
     assert all("has not ended yet" in error for error in errors)

@@ -1,4 +1,5 @@
-"""The pulse of a process without queues: its rows follow what its breakers say, and outlive whoever deletes them."""
+"""The pulse of a process without queues: its rows follow what its breakers say, and are made again when another process
+deletes them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def breakers() -> dict[str, CircuitBreaker]:
 @pytest.fixture
 def pulse(settings: Any, breakers: dict[str, CircuitBreaker]) -> Iterator[ServiceHeartbeat]:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
-    made = ServiceHeartbeat("default", {name: [one] for name, one in breakers.items()}, uuid.uuid4())
+    made = ServiceHeartbeat("default", {name: [breaker] for name, breaker in breakers.items()}, uuid.uuid4())
     made._breaker._waits = dict.fromkeys(made._breaker._waits, 0.05)
     made.start()
     eventually(lambda: Subscriber.objects.count() == 2)
@@ -40,7 +41,7 @@ def troubled() -> list[str]:
     return list(Subscriber.objects.exclude(breakers="").values_list("queue", flat=True))
 
 
-def test_each_row_tells_the_breakers_of_its_own_and_takes_them_back(
+def test_each_row_reports_the_breakers_of_its_own_and_takes_them_back(
     pulse: ServiceHeartbeat, breakers: dict[str, CircuitBreaker]
 ) -> None:
     assert not troubled()
@@ -50,7 +51,7 @@ def test_each_row_tells_the_breakers_of_its_own_and_takes_them_back(
     eventually(lambda: not troubled())
 
 
-def test_it_stays_alive_and_comes_back_when_somebody_has_declared_it_dead(pulse: ServiceHeartbeat) -> None:
+def test_it_stays_alive_and_comes_back_when_another_process_has_declared_it_dead(pulse: ServiceHeartbeat) -> None:
     Subscriber.objects.update(alive_until=Now() - timedelta(hours=1))
     eventually(lambda: Subscriber.objects.filter(alive_until__gt=Now()).count() == 2)
 
@@ -66,7 +67,7 @@ def test_a_beat_that_fails_is_repeated_on_a_new_connection(pulse: ServiceHeartbe
     eventually(lambda: pulse._breaker.failures == 0)
 
 
-def test_it_stops_without_a_word_too_many_where_it_cannot_sign_off(
+def test_it_stops_with_one_log_line_where_it_cannot_deregister(
     breakers: dict[str, CircuitBreaker], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "queueapp.workers")
@@ -77,4 +78,4 @@ def test_it_stops_without_a_word_too_many_where_it_cannot_sign_off(
         assert pulse.stop(DEADLINE)
 
     assert f"{DISPATCHER} could not deregister from 'default'" in caplog.text
-    assert "nobody asked" not in caplog.text
+    assert "unasked" not in caplog.text

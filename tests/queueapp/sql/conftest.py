@@ -29,7 +29,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def trusting() -> Iterator[None]:
-    """For tests that make a session forget its statements: nobody has found out that this happens, before and after."""
+    """For tests that make a session forget its statements: no detection has run yet, before and after."""
     raw_statement._routes.clear()
     connections["default"].close()
     yield

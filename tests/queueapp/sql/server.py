@@ -20,7 +20,7 @@ from queueapp.sql.tables import QueueTable
 from tests.in_process_worker import eventually
 
 ALL = (SeqRange(),)
-#: What must not wait for anybody is done in this many seconds, on the slowest machine.
+#: What must not wait for a lock is done in this many seconds, on the slowest machine.
 AT_ONCE = 5.0
 
 
@@ -44,18 +44,18 @@ class Server:
         self.connection: Any = connections[alias]
         self.vendor: str = self.connection.vendor
         self.backend: Backend = backend_of(self.connection)
-        self._others: list[Any] = []
+        self._other_connections: list[Any] = []
 
     def another(self) -> Any:
         """A second connection: another process, as far as the database knows."""
-        other = self.connection.copy()
-        other.inc_thread_sharing()
-        self._others.append(other)
-        return other
+        second_connection = self.connection.copy()
+        second_connection.inc_thread_sharing()
+        self._other_connections.append(second_connection)
+        return second_connection
 
     def close(self) -> None:
-        for other in self._others:
-            other.close()
+        for second in self._other_connections:
+            second.close()
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
@@ -140,7 +140,7 @@ def whole(queue: Any, claimed: Claimed) -> Row:
 
 @contextmanager
 def within(seconds: float = AT_ONCE) -> Iterator[None]:
-    """Fail when the block takes longer: it waited for somebody it must not wait for."""
+    """Fail when the block takes longer: it waited for a lock that it must not wait for."""
     started = monotonic()
     yield
     taken = monotonic() - started

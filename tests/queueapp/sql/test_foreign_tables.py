@@ -1,4 +1,4 @@
-"""Tables that somebody else made: none of our columns is named, and every verb that can work does."""
+"""Foreign tables: none of our columns is named, and every verb that can work does."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def foreign(server: Server) -> Iterator[Any]:
 
 
 def test_what_we_send_is_a_row_that_its_owner_understands(server: Server, foreign: Any) -> None:
-    one, two = outgoing(b"1", '{"A": "ß"}'), outgoing(None, expires_ms=60_000)
-    server.sql(foreign).inserts.insert(server.connection, one)
+    first, two = outgoing(b"1", '{"A": "ß"}'), outgoing(None, expires_ms=60_000)
+    server.sql(foreign).inserts.insert(server.connection, first)
     assert server.sql(foreign).inserts.insert_many(server.connection, [two, outgoing(b"")]) == 2
 
     rows = server.run(f"SELECT Id, Headers, Body, Expires FROM {foreign._meta.db_table} ORDER BY 4, 2")
 
-    assert {uuid.UUID(str(row[0])) for row in rows} > {one.id, two.id}
+    assert {uuid.UUID(str(row[0])) for row in rows} > {first.id, two.id}
     bodies = {(row[1], None if row[2] is None else bytes(row[2])) for row in rows}
     assert bodies == {("{}", None), ("{}", b""), ('{"A": "ß"}', b"1")}
     expires = [row[3] for row in rows if row[3] is not None]
@@ -93,21 +93,31 @@ def test_expired_messages_are_neither_received_nor_kept(server: Server, foreign:
 
 def test_failure_is_written_into_the_headers(server: Server, foreign: Any) -> None:
     (seq,) = server.put(foreign)
-    other = server.another()
-    sql = queue_sql(foreign, other)
+    second_session = server.another()
+    sql = queue_sql(foreign, second_session)
 
-    with server.transaction(other):
-        row = sql.failures.lock(other, seq, None, 1_000)
+    with server.transaction(second_session):
+        row = sql.failures.lock(second_session, seq, None, 1_000)
         assert row is not None
         assert (row.deliveries, row.failures) == (0, None)
-        assert sql.failures.requeue(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "1"}') == 1
-        again = sql.failures.rollback_and_lock(other, seq, 1_000)
+        assert (
+            sql.failures.requeue(
+                second_session, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "1"}'
+            )
+            == 1
+        )
+        again = sql.failures.rollback_and_lock(second_session, seq, 1_000)
         assert again is not None
-        assert sql.failures.requeue(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "2"}') == 1
+        assert (
+            sql.failures.requeue(
+                second_session, seq, deliveries=1, cancels=0, failures="[]", headers='{"Retries": "2"}'
+            )
+            == 1
+        )
 
     assert server.row(foreign, seq).headers == '{"Retries": "2"}'
-    assert sql.failures.remove(other, [seq]) == 1
-    assert sql.maintenance.is_empty(other) is True
+    assert sql.failures.remove(second_session, [seq]) == 1
+    assert sql.maintenance.is_empty(second_session) is True
 
 
 def test_delayed_message_moves_into_it(server: Server, foreign: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the ORM reads of tables of messages: under the hints of a look on SQL Server, waiting for nobody on any
+"""What the ORM reads of tables of messages: under the hints of a look on SQL Server, without a wait for locks on any
 database."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def recorder() -> Iterator[Recorder]:
 def sent(read: Callable[[QuerySet[Any]], Any], rows: QuerySet[Any], recorder: Recorder) -> Any:
     """The one statement of a read, parsed."""
     read(rows.using("recorded"))
-    ((statement,),) = (parsed(one.sql) for one in recorder.statements)
+    ((statement,),) = (parsed(statement.sql) for statement in recorder.statements)
     recorder.statements.clear()
     return statement
 
@@ -99,7 +99,13 @@ def test_what_locks_or_changes_rows_takes_no_hint_of_a_look() -> None:
     found = []
     for query in (locking, update, delete):
         text, _ = query.get_compiler(connection=connection).as_sql()
-        found.append(dict(hints([one for one in parsed(text.replace("%s", "?")) if not isinstance(one, exp.Set)])))
+        found.append(
+            dict(
+                hints(
+                    [statement for statement in parsed(text.replace("%s", "?")) if not isinstance(statement, exp.Set)]
+                )
+            )
+        )
 
     assert found == [{PoisonMessage._meta.db_table: {"ROWLOCK", "UPDLOCK", "READPAST"}}, {}, {}]
 
@@ -150,8 +156,8 @@ def test_figures_wait_for_no_open_transaction(server: Server, monkeypatch: pytes
                 cursor.execute(f"UPDATE {table} SET {handler.ops.quote_name('deliveries')} = 1 WHERE {key} > 0")
                 assert cursor.rowcount == 1
         with within():
-            (one,) = queue_stats([Transactional])
+            (stats,) = queue_stats([Transactional])
             delayed.undeliverable(server.alias)
 
-    assert one.error == ""
-    assert one.waiting in (1, 2)
+    assert stats.error == ""
+    assert stats.waiting in (1, 2)

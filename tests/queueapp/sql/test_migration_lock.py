@@ -31,13 +31,13 @@ DONE, NEW = Migration("0001_initial"), Migration("0999_new")
 
 @contextmanager
 def waiting(server: Server) -> Iterator[threading.Event]:
-    """Somebody else who waits for the lock in the block; the event is set when he has it."""
-    other, has_it = server.another(), threading.Event()
+    """Another session that waits for the lock in the block; the event is set when it has it."""
+    second_session, has_it = server.another(), threading.Event()
 
     def migrate() -> None:
-        server.backend.schema.lock_migrations(other)
+        server.backend.schema.lock_migrations(second_session)
         has_it.set()
-        server.backend.schema.unlock_migrations(other)
+        server.backend.schema.unlock_migrations(second_session)
 
     thread = threading.Thread(target=migrate)
     thread.start()
@@ -75,8 +75,8 @@ def test_lock_is_free_after_the_last_signal_while_its_session_lives_on(
         try:
             assert has_it.wait(60), "the session is still open, and has the lock"
         finally:
-            for one in kept:
-                one.close()
+            for item in kept:
+                item.close()
 
 
 def test_run_after_a_failed_one_of_the_same_process_has_the_lock_and_frees_it(server: Server) -> None:
@@ -124,7 +124,7 @@ def test_procedure_is_asked_until_it_grants_the_lock(granted: int) -> None:
     assert len(recorder.statements) == 3
     for statement in recorder.statements:
         found = parsed(statement.sql)
-        assert [type(one) for one in found] == [exp.Set, exp.Declare, exp.Execute, exp.Select]
+        assert [type(item) for item in found] == [exp.Set, exp.Declare, exp.Execute, exp.Select]
         assert placeholders(found) == len(statement.params) == 1
 
 

@@ -35,8 +35,10 @@ def index(name: str, *columns: str, disabled: int = 0, filtered: int = 0) -> Row
 
 def rest(model: Any) -> Rows:
     """The other indexes of a queue."""
-    own = [one for one in model._meta.indexes if not one.name.endswith("_claim")]
-    return [("PK__orders", "seq", 0, 0)] + [row for one in own for row in index(one.name, *one.fields, filtered=1)]
+    own_value = [index for index in model._meta.indexes if not index.name.endswith("_claim")]
+    return [("PK__orders", "seq", 0, 0)] + [
+        row for item in own_value for row in index(item.name, *item.fields, filtered=1)
+    ]
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ AS_IT_IS = ("recipient", "priority", "seq")
 
 @pytest.mark.parametrize("claim", [index(CLAIM, *AS_IT_IS), index(CLAIM, "Recipient", "PRIORITY", "Seq", "is_barrier")],
                          ids=["as migrated", "with more columns"])  # fmt: skip
-def test_index_that_serves_is_nothing_to_say(inspected: Any, claim: Rows) -> None:
+def test_index_that_serves_is_not_reported(inspected: Any, claim: Rows) -> None:
     assert inspected(AddressedUrgent, rest(AddressedUrgent), claim) == []
 
 
@@ -67,7 +69,7 @@ def test_renamed_index_gets_its_name_back(inspected: Any) -> None:
 
     assert f"index {CLAIM} on (recipient, priority, seq) is called O'Brien's: every statement" in found.problem
     assert found.remedy == f"EXEC sp_rename N'[{AddressedUrgent._meta.db_table}].[O''Brien''s]', N'{CLAIM}', N'INDEX'"
-    assert [type(one) for one in parsed(found.remedy)] == [exp.Execute]
+    assert [type(statement) for statement in parsed(found.remedy)] == [exp.Execute]
 
 
 def test_missing_index_is_made(inspected: Any) -> None:
@@ -82,7 +84,7 @@ def test_missing_index_is_made(inspected: Any) -> None:
     [index(CLAIM, *AS_IT_IS, disabled=1), index(CLAIM, *AS_IT_IS, filtered=1), index(CLAIM, "priority", "seq")],
     ids=["disabled", "filtered", "of other columns"],
 )
-def test_index_that_is_not_what_its_name_says_is_made_anew(inspected: Any, claim: Rows) -> None:
+def test_index_that_is_not_what_its_name_states_is_made_anew(inspected: Any, claim: Rows) -> None:
     (found,) = inspected(AddressedUrgent, rest(AddressedUrgent), claim)
 
     assert "is another index or disabled: every statement" in found.problem
@@ -97,15 +99,15 @@ def test_index_that_no_statement_names_may_have_any_name(inspected: Any) -> None
 
 
 def test_index_of_the_delayed_messages_is_named_too(inspected: Any) -> None:
-    first = next(one for one in DelayedMessage._meta.indexes if one.fields[:2] == ["destination", "due"])
-    there = [index(one.name, *one.fields) for one in DelayedMessage._meta.indexes if one is not first]
+    first = next(index for index in DelayedMessage._meta.indexes if index.fields[:2] == ["destination", "due"])
+    there = [index(item.name, *item.fields) for item in DelayedMessage._meta.indexes if item is not first]
 
     assert inspected(DelayedMessage, *there, index(first.name, *first.fields)) == []
     (found,) = inspected(DelayedMessage, *there, index("renamed", *first.fields))
     assert found.remedy.startswith("EXEC sp_rename")
 
 
-def test_table_that_is_not_there_or_not_ours_is_not_ours_to_tell(inspected: Any) -> None:
+def test_missing_and_foreign_tables_are_not_reported(inspected: Any) -> None:
     assert inspected(AddressedUrgent) == []
     assert inspected(ForeignSqlServer, [("PK", "RowVersion", 0, 0)]) == []
 
@@ -114,7 +116,7 @@ def test_table_that_is_not_there_or_not_ours_is_not_ours_to_tell(inspected: Any)
 
 
 @pytest.mark.parametrize(("setting", "advised"), [(0, True), (1, False)])
-def test_setting_of_the_database_is_said_either_way(setting: int, advised: bool) -> None:
+def test_setting_of_the_database_is_reported_either_way(setting: int, advised: bool) -> None:
     connection = never_connected(Recorder(answers=[[(setting,)]]))
 
     (remark,) = backend_of(connection).schema.remarks(connection)
@@ -125,7 +127,7 @@ def test_setting_of_the_database_is_said_either_way(setting: int, advised: bool)
 
 
 @real_commits
-def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_reports_all_settings_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         schema_check, "remarks", lambda alias: [SettingAdvice("X is on", ""), SettingAdvice("Y is off", "Turn it on.")]
     )
@@ -143,7 +145,7 @@ def test_worker_tells_all_settings_and_what_is_missing(monkeypatch: pytest.Monke
 
 @contextmanager
 def without_claim_index(server: Server) -> Iterator[None]:
-    (claim,) = (one for one in AddressedUrgent._meta.indexes if one.name == CLAIM)
+    (claim,) = (index for index in AddressedUrgent._meta.indexes if index.name == CLAIM)
     with server.connection.schema_editor() as editor:
         editor.remove_index(AddressedUrgent, claim)
     try:
@@ -162,10 +164,10 @@ def test_tables_that_were_migrated_lack_nothing(server: Server) -> None:
     for model in (AddressedUrgent, Leased, DelayedMessage):
         assert schema_check.inspect(model, server.alias) == []
         there = server.backend.schema.indexes(server.connection, model._meta.db_table)
-        assert {one.name for one in model._meta.indexes} <= there.keys()
+        assert {index.name for index in model._meta.indexes} <= there.keys()
 
 
-def test_missing_index_is_mended_by_what_is_said(server: Server) -> None:
+def test_missing_index_is_fixed_by_what_is_reported(server: Server) -> None:
     server.put(AddressedUrgent, 2)
     with without_claim_index(server):
         (found,) = schema_check.inspect(AddressedUrgent, server.alias)

@@ -27,11 +27,11 @@ WIRE_TYPES = {
 }
 OPTIONS = {"fillfactor": 70, "autovacuum_threshold": 1000, "body_string": False}
 
-ours = [
+MODELS = [
     model for label in ("queueapp", "queueapp_workers", "testapp") for model in apps.get_app_config(label).get_models()
 ]
 each_model = pytest.mark.parametrize(
-    "model", [model for model in ours if model._meta.managed], ids=lambda m: m.__name__
+    "model", [model for model in MODELS if model._meta.managed], ids=lambda m: m.__name__
 )
 
 
@@ -49,9 +49,9 @@ def create_table(model: Any) -> list[str]:
 def test_table_is_made_by_statements_that_parse(model: Any) -> None:
     first, *rest = create_table(model)
     options = [statement for statement in rest if alters_index(statement)]
-    assert len(options) == sum(isinstance(one, TableOptions) for one in model._meta.constraints)
+    assert len(options) == sum(isinstance(constraint, TableOptions) for constraint in model._meta.constraints)
     for statement in {first, *rest}.difference(options):
-        assert [type(one) for one in parsed(statement)] in ([exp.Create], [exp.Alter])
+        assert [type(statement) for statement in parsed(statement)] in ([exp.Create], [exp.Alter])
     (create,) = parsed(first)
     assert create.this.this.name == model._meta.db_table
     defined = {column.name for column in create.this.find_all(exp.ColumnDef)}
@@ -128,7 +128,7 @@ def test_index_options_are_those_that_the_server_knows(version: int, azure: bool
     assert after.startswith("ALTER INDEX ALL ON [shop].[orders] REBUILD WITH (FILLFACTOR = 100")
     assert [("OPTIMIZE_FOR_SEQUENTIAL_KEY" in statement) for statement in (after, later, nothing)] == [known] * 3
     # Django executes whatever it gets: where there is nothing to alter, a statement that does nothing.
-    assert known or [type(one) for one in parsed(nothing)] == [exp.Declare]
+    assert known or [type(statement) for statement in parsed(nothing)] == [exp.Declare]
 
 
 def drift(options: dict[str, Any], *answers: list[tuple[Any, ...]]) -> list[Drift]:
@@ -136,7 +136,7 @@ def drift(options: dict[str, Any], *answers: list[tuple[Any, ...]]) -> list[Drif
     connection = never_connected(recorder)
     found = backend_of(connection).schema.drift(connection, "orders", "seq", "body", options)
     for statement in recorder.statements:
-        assert [type(one) for one in parsed(statement.sql)] == [exp.Select]
+        assert [type(statement) for statement in parsed(statement.sql)] == [exp.Select]
         assert statement.params == ("[orders]",)
     return found
 
@@ -151,10 +151,10 @@ def test_table_with_its_options_has_not_drifted(full: int, sequential: int | Non
     assert drift(OPTIONS, []) == [], "no table is not ours to tell"
 
 
-def test_each_drift_has_the_statement_that_mends_it() -> None:
+def test_each_drift_has_the_statement_that_fixes_it() -> None:
     column, key, full = drift(OPTIONS | {"body_string": True}, COLUMNS, [(80, 0)])
 
-    assert [type(one) for one in parsed(column.remedy)] == [exp.Alter]
+    assert [type(statement) for statement in parsed(column.remedy)] == [exp.Alter]
     assert column.remedy == "ALTER TABLE [orders] ADD [BodyString] AS CAST([body] AS varchar(max))"
     assert alters_index(key.remedy)
     assert key.remedy.endswith("SET (OPTIMIZE_FOR_SEQUENTIAL_KEY = ON)")
@@ -187,21 +187,21 @@ def test_options_are_part_of_a_migration() -> None:
 def test_only_a_queue_in_their_wire_format_has_the_index_that_nservicebus_looks_for() -> None:
     made = "CREATE NONCLUSTERED INDEX [Index_RowVersion] ON [testapp_interop] ([RowVersion])"
     assert made in create_table(Interop)
-    assert not any("Index_RowVersion" in one for one in create_table(Leased))
+    assert not any("Index_RowVersion" in item for item in create_table(Leased))
 
-    (index,) = [one for one in Interop._meta.constraints if isinstance(one, RowVersionIndex)]
+    (index,) = [constraint for constraint in Interop._meta.constraints if isinstance(constraint, RowVersionIndex)]
     with never_connected(Recorder()).schema_editor(collect_sql=True, atomic=False) as editor:
         editor.add_constraint(Interop, index)
         editor.remove_constraint(Interop, index)
 
     assert editor.collected_sql == [f"{made};", "DROP INDEX [Index_RowVersion] ON [testapp_interop];"]
-    assert [type(one) for statement in editor.collected_sql for one in parsed(statement)] == [exp.Create, exp.Drop]
+    assert [type(item) for statement in editor.collected_sql for item in parsed(statement)] == [exp.Create, exp.Drop]
 
     recorder = Recorder(answers=[[(0,)]])
     connection = never_connected(recorder)
     assert backend_of(connection).schema.has_row_version_index(connection, "shop].[orders") is False
-    ((question, asked),) = [(parsed(one.sql), one.params) for one in recorder.statements]
-    assert ([type(one) for one in question], asked) == ([exp.Select], ("[shop].[orders]",))
+    ((question, asked),) = [(parsed(statement.sql), statement.params) for statement in recorder.statements]
+    assert ([type(item) for item in question], asked) == ([exp.Select], ("[shop].[orders]",))
 
 
 # -- on the databases there are ---------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_table_that_was_migrated_has_not_drifted(server: Server) -> None:
     assert server.backend.schema.drift(server.connection, "no_such_table", "seq", "body", OPTIONS) == []
 
 
-def test_table_that_drifted_is_mended_by_what_is_said(server: Server) -> None:
+def test_table_that_drifted_is_fixed_by_what_is_reported(server: Server) -> None:
     table, connection = Leased._meta.db_table, server.connection
     (options,) = [c for c in Leased._meta.constraints if isinstance(c, TableOptions)]
     wanted = options.options() | {"body_string": True}
@@ -263,9 +263,9 @@ def test_table_that_drifted_is_mended_by_what_is_said(server: Server) -> None:
     found = server.backend.schema.drift(connection, table, "seq", "body", wanted)
     try:
         assert len(found) == len(broken) + 1
-        for one in found:
+        for item in found:
             with connection.cursor() as cursor:
-                cursor.execute(one.remedy)
+                cursor.execute(item.remedy)
         assert server.backend.schema.drift(connection, table, "seq", "body", wanted) == []
     finally:
         with connection.cursor() as cursor:

@@ -62,21 +62,21 @@ def test_claim_by_its_index_looks_and_takes_by_key(table: QueueTable, verb: str)
     ((statement, (claim,)),) = statements_of(table, run)
 
     given = {
-        one.alias: {hint.sql("tsql") for with_ in one.args.get("hints") or () for hint in with_.expressions}
-        for one in claim.find_all(exp.Table)
-        if one.name == table.db_table.strip("[]").rpartition("].[")[2]
+        statement.alias: {hint.sql("tsql") for with_ in statement.args.get("hints") or () for hint in with_.expressions}
+        for statement in claim.find_all(exp.Table)
+        if statement.name == table.db_table.strip("[]").rpartition("].[")[2]
     }
     assert given == {"s": LOOKED_AT | {f"INDEX({_bracketed(table.claim_index)})"}, "t": TAKEN, "q": {"ROWLOCK"}}
     # The order of the index is that of the locks and of TOP: the joins keep it, and nothing is sorted.
     assert statement.sql.count("INNER LOOP JOIN") == statement.sql.count("JOIN") == 2
     (select,) = claim.find_all(exp.Select)
-    assert [(one.this.table, one.this.name) for one in select.args["order"].expressions] == [
+    assert [(expression.this.table, expression.this.name) for expression in select.args["order"].expressions] == [
         ("s", table.columns["seq"])
     ]
     free = [
-        one.this.table
-        for one in select.args["where"].find_all(exp.Is)
-        if one.this.name == table.columns["lease_expires"]
+        item.this.table
+        for item in select.args["where"].find_all(exp.Is)
+        if item.this.name == table.columns["lease_expires"]
     ]
     assert sorted(free) == ["s", "t"], "what was free when it was looked at is asked for again under the lock"
     assert 5 in statement.params
@@ -88,7 +88,7 @@ def test_claim_in_the_order_of_the_table_takes_what_it_finds() -> None:
     assert [given for _, given in hints([claim])] == [TAKEN]
 
 
-# -- housekeeping ------------------------------------------------------------------------------------------------------
+# -- maintenance -------------------------------------------------------------------------------------------------------
 
 
 @each_table
@@ -109,7 +109,7 @@ def test_purges_look_for_keys_and_lock_those_alone(table: QueueTable, purge: str
 @pytest.mark.parametrize("release", RELEASES)
 def test_release_of_the_dead_looks_for_keys_and_locks_those_alone(table: QueueTable, release: str) -> None:
     for statement in check_look_and_take(table, RELEASES[release], exp.Update):
-        assert str(OWNER) in statement.params, "asked again: it may be somebody else's meanwhile"
+        assert str(OWNER) in statement.params, "asked again: it may have another owner meanwhile"
 
 
 def check_look_and_take(
@@ -124,7 +124,9 @@ def check_look_and_take(
     assert [given for _, given in hints(looked)] == [LOOKED_AT]
     assert [given for _, given in hints(taken)] == [TAKEN]
     assert "[1,2]" in take.params
-    assert sum(one.find(exp.Where) is not None for one in (*looked, *taken)) == 2, "asked again under the lock"
+    assert sum(statement.find(exp.Where) is not None for statement in (*looked, *taken)) == 2, (
+        "asked again under the lock"
+    )
     for found in (looked, taken):
         assert columns(found) - {"key", "NOCOUNT"} <= {*table.columns.values()}
     return [look, take]
@@ -147,8 +149,8 @@ def test_keys_are_looked_for_after_those_that_were_tried(
 
     assert SqlServerQueueSql(PLAIN).maintenance.purge(never_connected(recorder), 9) == taken
 
-    looks = [one for one in recorder.statements if one.sql.startswith("SELECT")]
-    assert [one.params[-1] for one in looks] == after
+    looks = [statement for statement in recorder.statements if statement.sql.startswith("SELECT")]
+    assert [look.params[-1] for look in looks] == after
     assert looks[0].params[0] == 2
 
 
@@ -156,11 +158,11 @@ def test_keys_are_looked_for_after_those_that_were_tried(
 def test_purge_of_what_has_expired_ends(went: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queueapp.sql.sqlserver.maintenance.MAX_BATCH", 2)
     gone = [uuid.uuid4() for _ in range(went)]
-    recorder = Recorder(answers=[[(4,), (2,)], [(one,) for one in gone], [], []])
+    recorder = Recorder(answers=[[(4,), (2,)], [(item,) for item in gone], [], []])
 
     assert SqlServerQueueSql(replace(PLAIN)).maintenance.purge_expired(never_connected(recorder), 9) == gone
 
-    assert sum(one.sql.startswith("SELECT") for one in recorder.statements) == rounds
+    assert sum(statement.sql.startswith("SELECT") for statement in recorder.statements) == rounds
     assert "[2,4]" in recorder.statements[1].params, "in the order in which everybody locks"
 
 
@@ -170,7 +172,7 @@ MANY = 100_000
 RANKED, CAPPED = QueueTable.of(Ranked), QueueTable.of(Capped)
 #: Where an index is walked and not a list of keys.
 STRETCH = [SeqRange(1, MAX_ORDER_KEY)]
-#: What takes as many as it is told to: how it is called, and what the looks before its last statement find.
+#: Verbs with a limit: how it is called, and what the looks before its last statement find.
 TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
     "purge": (lambda c: SqlServerBackend().queue(PLAIN).maintenance.purge(c, MANY), []),
     "expired": (lambda c: SqlServerBackend().queue(PLAIN).maintenance.purge_expired(c, MANY), []),
@@ -201,20 +203,20 @@ TAKERS: dict[str, tuple[Callable[[Any], Any], list[list[tuple[Any, ...]]]]] = {
 @pytest.mark.parametrize("taker", TAKERS)
 def test_however_many_are_asked_for_no_statement_takes_more_than_stay_locks_of_rows(taker: str) -> None:
     run, answers = TAKERS[taker]
-    recorder = Recorder(answers=[list(one) for one in answers])
+    recorder = Recorder(answers=[list(answer) for answer in answers])
 
     run(never_connected(recorder))
 
     taken = [
-        one.params[one.sql[: found.start()].count("?")]
-        for one in recorder.statements
-        for found in re.finditer(r"TOP \(\?\)", one.sql)
+        statement.params[statement.sql[: found.start()].count("?")]
+        for statement in recorder.statements
+        for found in re.finditer(r"TOP \(\?\)", statement.sql)
     ]
     taken += [
-        len(json.loads(each))
-        for one in recorder.statements
-        for each in one.params
-        if isinstance(each, str) and each.startswith("[")
+        len(json.loads(param))
+        for statement in recorder.statements
+        for param in statement.params
+        if isinstance(param, str) and param.startswith("[")
     ]
     assert max(taken) == MAX_BATCH
     assert MAX_BATCH < 5_000, "at which a table is locked as a whole"

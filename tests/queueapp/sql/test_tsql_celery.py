@@ -24,14 +24,14 @@ LOCKED_INSERT = [exp.Select, exp.Insert]
 
 def _run(answers: list[Any], verb: Callable[[SqlServerBackend, Any], Any]) -> tuple[Any, list[tuple[Any, list[Any]]]]:
     """What a verb returns, and its statements as the driver gets them and as they are parsed."""
-    recorder = Recorder(answers=[list(one) for one in answers])
+    recorder = Recorder(answers=[list(answer) for answer in answers])
     returned = verb(SqlServerBackend(), never_connected(recorder))
     found = []
-    for one in recorder.statements:
-        statements = parsed(one.sql)
-        assert "SECRET" not in one.sql
-        assert placeholders(statements) == len(one.params) == len(one.sizes)
-        found.append((one, statements))
+    for statement in recorder.statements:
+        statements = parsed(statement.sql)
+        assert "SECRET" not in statement.sql
+        assert placeholders(statements) == len(statement.params) == len(statement.sizes)
+        found.append((statement, statements))
     return returned, found
 
 
@@ -40,7 +40,7 @@ def test_a_result_that_is_there_is_changed(stored: TaskState) -> None:
     returned, found = _run([[(1,)]], lambda sql, c: sql.celery_results.store_result(c, "results", stored))
 
     assert returned is True
-    assert [kinds(one) for _, one in found] == [[exp.Update]]
+    assert [kinds(item) for _, item in found] == [[exp.Update]]
     assert [given for _, given in hints(found[0][1])] == [ALONE]
     given = next(json.loads(value) for value in found[0][0].params if str(value).startswith("{"))
     assert (given["result"], given["name"], given["traceback"]) == ('"SECRET"', "SECRET", None)
@@ -50,15 +50,15 @@ def test_a_result_that_is_not_there_is_inserted() -> None:
     returned, found = _run([[], [(1,)]], lambda sql, c: sql.celery_results.store_result(c, "results", STORED))
 
     assert returned is True
-    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT]
-    assert all(ALONE in [given for _, given in hints(one)] for _, one in found)
+    assert [kinds(item) for _, item in found] == [[exp.Update], LOCKED_INSERT]
+    assert all(ALONE in [given for _, given in hints(item)] for _, item in found)
 
 
 def test_a_success_is_left_alone() -> None:
     returned, found = _run([[], [], []], lambda sql, c: sql.celery_results.store_result(c, "results", STORED))
 
     assert returned is False
-    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT, [exp.Update]]
+    assert [kinds(item) for _, item in found] == [[exp.Update], LOCKED_INSERT, [exp.Update]]
 
 
 def test_a_member_is_counted() -> None:
@@ -66,7 +66,7 @@ def test_a_member_is_counted() -> None:
     returned, found = _run(answers, lambda sql, c: sql.celery_results.count_part(c, "groups", "parts", PART, 5))
 
     assert returned == ChordCount(1, 2, 0, False)
-    assert [kinds(one) for _, one in found] == [LOCKED_INSERT, [exp.Update], [exp.Select]]
+    assert [kinds(item) for _, item in found] == [LOCKED_INSERT, [exp.Update], [exp.Select]]
     assert "THEN 0 ELSE 1 END" in found[1][0].sql
 
 
@@ -88,17 +88,17 @@ def test_a_member_that_was_counted_counts_nothing_more() -> None:
     ids=["set size", "add to size", "save group"],
 )
 def test_a_group_is_changed_or_inserted(verb: Callable[[SqlServerBackend, Any], Any]) -> None:
-    assert [kinds(one) for _, one in _run([[(1,)]], verb)[1]] == [[exp.Update]]
+    assert [kinds(item) for _, item in _run([[(1,)]], verb)[1]] == [[exp.Update]]
     found = _run([[(0,)], [(1,)]], verb)[1]
-    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT]
-    assert all(ALONE in [given for _, given in hints(one)] for _, one in found)
+    assert [kinds(item) for _, item in found] == [[exp.Update], LOCKED_INSERT]
+    assert all(ALONE in [given for _, given in hints(item)] for _, item in found)
 
 
 def test_one_that_was_inserted_in_between_is_changed_after_all() -> None:
     found = _run([[(0,)], [(0,)], [(1,)]], lambda sql, c: sql.celery_results.add_to_size(c, "groups", "SECRET", None))[
         1
     ]
-    assert [kinds(one) for _, one in found] == [[exp.Update], LOCKED_INSERT, [exp.Update]]
+    assert [kinds(item) for _, item in found] == [[exp.Update], LOCKED_INSERT, [exp.Update]]
 
 
 def test_results_are_polled() -> None:

@@ -15,7 +15,7 @@ from tests.queueapp.sql.tsql import hints
 
 addressed_table = pytest.mark.parametrize(
     "table",
-    [one for one in TABLES.values() if one.has("recipient", "lease_token", "lease_expires")],
+    [table for table in TABLES.values() if table.has("recipient", "lease_token", "lease_expires")],
     ids=lambda table: table.db_table,
 )
 
@@ -49,7 +49,7 @@ def test_originals_are_locked_copied_and_deleted(table: QueueTable, token: Any) 
         table, _after([locked], lambda s, c: s.fanout.replace_by_copies(c, [1, 2, 3], ["SECRET", "b"], token))
     )
 
-    assert [kinds(one) for _, one in found] == [[exp.Select], [exp.Insert], [exp.Delete]]
+    assert [kinds(item) for _, item in found] == [[exp.Select], [exp.Insert], [exp.Delete]]
     assert [given for _, given in hints(found[0][1])] == [set(TAKING.split(", "))]
     assert all("1,2]" in statement.params[0].replace(" ", "") for statement, _ in found[1:])
 
@@ -59,7 +59,7 @@ def test_no_statement_locks_the_table(table: QueueTable) -> None:
     seqs = list(range(MAX_BATCH))
     found = statements_of(table, _after([], lambda s, c: s.fanout.replace_by_copies(c, seqs, ["a", "b"])))
 
-    assert [kinds(one)[0] for _, one in found].count(exp.Insert) == 2
+    assert [kinds(item)[0] for _, item in found].count(exp.Insert) == 2
 
 
 @addressed_table
@@ -68,4 +68,4 @@ def test_who_gets_no_copy_is_not_inserted(table: QueueTable) -> None:
         table, _after([[(1,)]], lambda s, c: s.fanout.replace_by_copies(c, [1], [], recipient="SECRET"))
     )
 
-    assert [kinds(one) for _, one in found] == [[exp.Select], [exp.Delete]]
+    assert [kinds(item) for _, item in found] == [[exp.Select], [exp.Delete]]

@@ -54,8 +54,8 @@ def test_verb_is_read_completely(table: QueueTable, verb: str) -> None:
     run, kind, by_index = VERBS[verb]
     by_index = by_index and table.lease_index is not None
     found = statements_of(table, run)
-    assert any(isinstance(one, kind) for one in found[-1][1])
-    given = [hint for one in found[0][1] for _, each in hints([one]) for hint in each]
+    assert any(isinstance(item, kind) for item in found[-1][1])
+    given = [hint for item in found[0][1] for _, entry in hints([item]) for hint in entry]
     assert any("_leased" in hint for hint in given) == by_index
 
 
@@ -79,7 +79,7 @@ def test_a_claim_on_a_queue_that_shares_out_counts_by_the_index_on_leases() -> N
             ),
         )
         assert "sp_getapplock" in str(found[0][0])
-        assert any("_leased" in hint for _, each in hints(found[1][1]) for hint in each)
+        assert any("_leased" in hint for _, item in hints(found[1][1]) for hint in item)
         assert table.db_table in str(found[2][0])
 
 
@@ -149,7 +149,7 @@ def test_a_count_under_the_lock_waits_for_no_row_for_long(table: QueueTable) -> 
     )
     bounded = f"SET LOCK_TIMEOUT {ROW_WAIT_MS}; BEGIN TRY SELECT"
     counted = r"COUNT\(\*\)|c\.number, c\.permits|BETWEEN l\.\[low\] AND l\.\[high\] WHERE q\.\[lease_owner\]"
-    reads = [text for text in (str(one) for one, _ in found) if re.search(counted, text)]
+    reads = [text for text in (str(item) for item, _ in found) if re.search(counted, text)]
     assert len(reads) == (1 if known is None else 3)
     assert all(text.startswith(bounded) for text in reads)
 

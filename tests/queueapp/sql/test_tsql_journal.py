@@ -80,7 +80,7 @@ def test_verb_of_the_journal_is_tsql(verb: str) -> None:
         found = parsed(statement.sql)
         assert placeholders(found) == len(statement.params) == len(statement.sizes)
         assert "SECRET" not in statement.sql
-    (*_, last) = (one for one in parsed(recorder.statements[-1].sql) if isinstance(one, kind))
+    (*_, last) = (statement for statement in parsed(recorder.statements[-1].sql) if isinstance(statement, kind))
     if table:
         assert table in tables([last])
 

@@ -58,11 +58,11 @@ VERBS: dict[str, tuple[Verb, list[type[exp.Expression]], list[set[str]]]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_verb_is_the_statements_it_says_with_the_locks_it_needs(verb: str) -> None:
+def test_verb_is_its_statements_with_the_locks_it_needs(verb: str) -> None:
     run, expected, locks = VERBS[verb]
     statements = statements_of(QUEUE, run)
     assert [kind for _, found in statements for kind in kinds(found)] == expected
-    found = [given for _, some in statements for _, given in hints(some) if given]
+    found = [given for _, part in statements for _, given in hints(part) if given]
     assert sorted(map(sorted, found)) == sorted(map(sorted, locks))
 
 
@@ -79,13 +79,13 @@ def test_keys_are_locked_by_name_and_in_one_order() -> None:
     """HOLDLOCK on an absent key locks a range: senders of different keys waited for each other, and deadlocked."""
     recorder = Recorder(answers=[[(0,)], [(2,)], []])
     _backend.dedupe.lock_keys(never_connected(recorder), KEYS, "q", ["b", "a"], [TOKEN, OWNER])
-    one, *_ = recorder.statements
+    item, *_ = recorder.statements
     recorder = Recorder(answers=[[(0,)], [(2,)], []])
     _backend.dedupe.lock_keys(never_connected(recorder), KEYS, "q", ["a", "b"], [TOKEN, OWNER])
-    other, *rest = recorder.statements
+    second, *rest = recorder.statements
 
-    assert one.params == other.params
-    assert one.params[0].count("queueapp key ") == 2
+    assert item.params == second.params
+    assert item.params[0].count("queueapp key ") == 2
     assert not any("HOLDLOCK" in statement.sql for statement in rest)
 
 

@@ -56,7 +56,11 @@ def sent(table: QueueTable, answers: list[Any], verb: Callable[[Any, Any], Any])
         if LOCKING.fullmatch(statement.sql):
             continue
         framed = INSERTING.fullmatch(statement.sql)
-        tree = [one for one in parsed(framed["insert"] if framed else statement.sql) if not isinstance(one, exp.Set)]
+        tree = [
+            statement
+            for statement in parsed(framed["insert"] if framed else statement.sql)
+            if not isinstance(statement, exp.Set)
+        ]
         found.append(SimpleNamespace(sql=statement.sql, params=statement.params, tree=tree))
     return found
 
@@ -71,7 +75,10 @@ def test_a_range_of_places_is_its_stretches_in_order() -> None:
         IndexRange(True, 0, 3, 4),
         IndexRange(False, 2, -(2**63), 3),
     ]
-    assert [one.between for one in index_ranges_of(SeqRange(place(5, 7), place(4, 3)))] == [False, False]
+    assert [index_range.between for index_range in index_ranges_of(SeqRange(place(5, 7), place(4, 3)))] == [
+        False,
+        False,
+    ]
     assert index_ranges_of(SeqRange(3, 2)) == []
 
 
@@ -84,12 +91,12 @@ def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch()
 
     by_key, *stretches = sent(RANKED, [], lambda s, c: s.claims.claim_by_lease(c, ranges, 10, TOKEN, OWNER, 1_000))
 
-    assert [type(one.tree[0]) for one in (by_key, *stretches)] == [exp.Update] * 4
+    assert [type(item.tree[0]) for item in (by_key, *stretches)] == [exp.Update] * 4
     assert by_key.params[-1] == "[4,1]"
     index = f"INDEX([{RANKED.claim_index}])"
-    assert all(any(index in given for _, given in hints(one.tree)) for one in stretches)
-    for one in stretches:
-        order = one.tree[0].find(exp.Select).args["order"].expressions
+    assert all(any(index in given for _, given in hints(item.tree)) for item in stretches)
+    for stretch in stretches:
+        order = stretch.tree[0].find(exp.Select).args["order"].expressions
         assert [(by.this.name, bool(by.args.get("desc"))) for by in order] == [("priority", True), ("seq", False)]
     assert stretches[0].params[-4:] == (10, 3, 5, 2**63 - 1)
     assert stretches[1].params[-3:] == (10, -(2**63) + 1, 2)
@@ -112,8 +119,8 @@ def test_priority_claims_are_by_key_for_places_and_one_statement_for_a_stretch()
 def test_priority_of_64_bits_is_t_sql(verb: Callable[[Any, Any], Any], kind: type[exp.Expression]) -> None:
     found = sent(RANKED, [], verb)
 
-    assert {type(one.tree[0]) for one in found} == {kind}
-    assert "smallint" not in " ".join(one.sql for one in found)
+    assert {type(item.tree[0]) for item in found} == {kind}
+    assert "smallint" not in " ".join(statement.sql for statement in found)
 
 
 def test_a_claim_reads_the_last_seq_and_then_the_first_barrier_and_ends_before_it() -> None:
@@ -141,7 +148,7 @@ def test_who_has_a_barrier_to_take_is_not_given_what_was_shared_out_to_him() -> 
     assert columns(barred.tree) == {"subscriber"}
 
     *_, look, take = sent(table, [[(0,)], [], [(3,)]], lambda s, c: s.limits.take_up(c, OWNER, 10, TOKEN, 1_000))
-    assert [type(one.tree[0]) for one in (look, take)] == [exp.Select, exp.Update]
+    assert [type(item.tree[0]) for item in (look, take)] == [exp.Select, exp.Update]
 
 
 def test_what_is_locked_to_be_shared_out_ends_before_the_first_barrier() -> None:
@@ -192,7 +199,7 @@ def test_barriers_are_t_sql(
 ) -> None:
     found = sent(FENCED, answers, verb)
 
-    assert [type(one.tree[0]) for one in found] == kinds
+    assert [type(item.tree[0]) for item in found] == kinds
 
 
 def test_what_a_dead_worker_was_handing_out_at_most_once_is_deleted() -> None:

@@ -78,7 +78,9 @@ TOKEN, OWNER = uuid.uuid4(), uuid.uuid4()
 SECRETS = ("SECRET", str(TOKEN), str(OWNER))
 FULL = Outgoing(new_id(), '{"h": "SECRET"}', b"SECRET", 5, "SECRET", 2, "SECRET", "SECRET", True)
 BARE = Outgoing(new_id(), "{}", None)
-_CARRIED = {one.name: "SECRET" if one.kind is Kind.TEXT else column_values.value_of(one) for one in MESSAGE_COLUMNS}
+_CARRIED = {
+    column.name: "SECRET" if column.kind is Kind.TEXT else column_values.value_of(column) for column in MESSAGE_COLUMNS
+}
 WHOLE_ROW = Row(0, new_id(), '{"h": "SECRET"}', b"SECRET", 1, 2, "SECRET", **_CARRIED)
 
 LEVELS = [SeqRange(3, 9, "SECRET", 2), SeqRange(4, 9, "SECRET", 1), SeqRange(5, 9, "SECRET", 0)]
@@ -227,7 +229,7 @@ def kinds(found: list[exp.Expression]) -> list[type[exp.Expression]]:
         assert found[0].sql("tsql") == "SET NOCOUNT ON"
         assert found[-1].sql("tsql") == "SELECT @@ROWCOUNT"
         found = found[1:-1]
-    return [type(one) for one in found]
+    return [type(item) for item in found]
 
 
 @each_table
@@ -237,7 +239,9 @@ def test_verb_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None
     check_kinds(table, run, kind)
 
 
-@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.has_unevaluated], ids=lambda t: t.db_table)
+@pytest.mark.parametrize(
+    "table", [table for table in TABLES.values() if table.has_unevaluated], ids=lambda t: t.db_table
+)
 @pytest.mark.parametrize("verb", HELD_VERBS)
 def test_verb_of_what_is_held_is_one_statement_of_its_kind(table: QueueTable, verb: str) -> None:
     run, kind = HELD_VERBS[verb]
@@ -248,12 +252,14 @@ def test_verb_of_what_is_held_is_one_statement_of_its_kind(table: QueueTable, ve
     assert [given for _, given in hints(found)] == [set(expected.split(", "))]
 
 
-@pytest.mark.parametrize("table", [one for one in TABLES.values() if one.has_unevaluated], ids=lambda t: t.db_table)
-def test_our_own_inserts_say_that_a_message_is_not_held(table: QueueTable) -> None:
+@pytest.mark.parametrize(
+    "table", [table for table in TABLES.values() if table.has_unevaluated], ids=lambda t: t.db_table
+)
+def test_our_own_inserts_state_that_a_message_is_not_held(table: QueueTable) -> None:
     for name in (name for name in VERBS if name.startswith(("insert", "from"))):
         for _, found in statements_of(table, VERBS[name][0]):
-            (insert,) = (one for one in found if isinstance(one, exp.Insert))
-            assert table.columns["lease_expires"] in {one.name for one in insert.this.find_all(exp.Identifier)}, name
+            (insert,) = (item for item in found if isinstance(item, exp.Insert))
+            assert table.columns["lease_expires"] in {item.name for item in insert.this.find_all(exp.Identifier)}, name
 
 
 @leased_table
@@ -267,7 +273,7 @@ def check_kinds(table: QueueTable, run: Verb, kind: type[exp.Expression]) -> Non
     first, *rest = (kinds(found) for _, found in statements_of(table, run))
     assert first == [kind]
     # A claim that is not full asks which of the lower levels hold something; a bulk send goes in chunks.
-    assert all(other == [exp.Select if table.claim_by and kind is not exp.Insert else kind] for other in rest)
+    assert all(second == [exp.Select if table.claim_by and kind is not exp.Insert else kind] for second in rest)
 
 
 @pytest.mark.parametrize("table", [BOTH, TABLES["Urgent"], TABLES["odd names, levels"]], ids=lambda t: t.db_table)
@@ -290,7 +296,7 @@ def test_next_level_is_a_seek_and_never_an_or(name: str, conditions: list[str]) 
     assert len(found) == len(conditions)
     for (_, (select,)), last in zip(found, conditions, strict=True):
         assert not list(select.find_all(exp.Or))
-        assert [one.this.name for one in select.find_all(exp.GT)] == [last]
+        assert [item.this.name for item in select.find_all(exp.GT)] == [last]
         assert select.args["limit"].expression.this == "1"
         assert set(LOOKING.split(", ")) | {f"INDEX({_bracketed(table.claim_index)})"} in [
             given for _, given in hints([select])
@@ -301,19 +307,19 @@ def test_next_level_is_a_seek_and_never_an_or(name: str, conditions: list[str]) 
 
 @each_table
 def test_only_columns_that_the_table_has_are_named(table: QueueTable) -> None:
-    ours = {"n", "first", "key", "seq", "low", "high", "recipient", "priority", "NOCOUNT"}
-    ours |= {"free", "reached"}  # of a rescan window
-    ours |= {"state", "age", "told"}  # of figures
-    ours |= {"id", "headers", "body", *(one.name for one in SENT)}  # of the JSON
+    product = {"n", "first", "key", "seq", "low", "high", "recipient", "priority", "NOCOUNT"}
+    product |= {"free", "reached"}  # of a rescan window
+    product |= {"state", "age"}  # of figures
+    product |= {"id", "headers", "body", *(column.name for column in SENT)}  # of the JSON
     store = {*DELAYED.columns.values(), *POISON.columns.values()}
     verbs = dict(VERBS)
     if table.has("lease_token"):
         verbs |= LEASE_VERBS
     for run, _ in verbs.values():
         for statement, found in statements_of(table, run):
-            named = columns(found) - ours - {table.claim_index}
+            named = columns(found) - product - {table.claim_index}
             assert named <= {*table.columns.values(), *store}
-            for absent in {*PLAIN.columns.values(), *ODD.values()} - {*table.columns.values()} - store - ours:
+            for absent in {*PLAIN.columns.values(), *ODD.values()} - {*table.columns.values()} - store - product:
                 assert f"[{absent}]" not in statement.sql
 
 
@@ -322,8 +328,8 @@ def test_table_is_named_as_it_is_called(table: QueueTable) -> None:
     expected = table.db_table.strip("[]").replace("].[", ".") if "].[" in table.db_table else table.db_table
     for run, _ in VERBS.values():
         for _, found in statements_of(table, run):
-            own = tables(found) - {"m", "q", "k", DELAYED.db_table, POISON.db_table}
-            assert own <= {expected}
+            own_value = tables(found) - {"m", "q", "k", DELAYED.db_table, POISON.db_table}
+            assert own_value <= {expected}
 
 
 @each_table
@@ -363,7 +369,7 @@ def test_who_looks_after_leases_skips_what_is_locked_and_waits_for_no_table(tabl
         ((statement, found),) = statements_of(table, LEASE_VERBS[name][0])
         assert [given for _, given in hints(found)] == [set(TAKING.split(", "))], name
         assert statement.sql.startswith("SET LOCK_TIMEOUT 100; BEGIN TRY "), name
-        (where,) = (one for found_one in found for one in found_one.find_all(exp.Where))
+        (where,) = (item for found_one in found for item in found_one.find_all(exp.Where))
         assert isinstance(where.this, exp.EQ), "the fence, and nothing else"
         assert where.this.this.name == table.columns["lease_token"]
         assert statement.params[-1] == str(TOKEN)
@@ -392,7 +398,7 @@ def test_claim_is_an_ordered_top_of_one_range(table: QueueTable) -> None:
     assert [ordered.this.name for ordered in select.args["order"].expressions] == [table.columns["seq"]]
     assert select.find(exp.Between).this.name == table.columns["seq"]
     where = select.args["where"]
-    compared = {one.this.name for one in where.find_all(exp.EQ) if isinstance(one.this, exp.Column)}
+    compared = {item.this.name for item in where.find_all(exp.EQ) if isinstance(item.this, exp.Column)}
     assert compared == {table.columns[name] for name in table.claim_by}
     assert [column.name for column in delete.args["returning"].expressions][:2] == [
         table.columns["seq"], table.columns["id"]
@@ -410,7 +416,7 @@ def test_figures_read_no_more_of_a_table_than_their_limit(table: QueueTable, of_
         _after([], lambda s, c: s.figures.head_types(c, 10_001, level(s))),
     ):
         ((said, (select,)),) = statements_of(table, verb)
-        (inner,) = [one.this for one in select.find_all(exp.Subquery)]
+        (inner,) = [item.this for item in select.find_all(exp.Subquery)]
         assert select.args["from_" if "from_" in select.args else "from"].this is inner.parent
         assert isinstance(inner.args["limit"].expression, exp.Placeholder)
         assert said.params[0] == 10_001
@@ -419,18 +425,20 @@ def test_figures_read_no_more_of_a_table_than_their_limit(table: QueueTable, of_
 
 
 @each_table
-def test_claim_returns_what_the_contract_says(table: QueueTable) -> None:
+def test_claim_returns_what_the_contract_states(table: QueueTable) -> None:
     # The driver gives a datetime2 as a naive time.
     carried = {name: value.replace(tzinfo=None) if isinstance(value, datetime) else value
                for name, value in column_values.columns().items()}  # fmt: skip
     returned = {"seq": 7, "id": str(TOKEN).upper(), "headers": "h", "body": b"b", "deliveries": 1, "cancels": 3,
                 "failures": "f", **carried}  # fmt: skip
-    absent = {"deliveries": 0, "cancels": 0} | {one.name: one.default for one in MESSAGE_COLUMNS}
+    absent = {"deliveries": 0, "cancels": 0} | {column.name: column.default for column in MESSAGE_COLUMNS}
     names = ["seq", "id", "headers", "body", "deliveries", "cancels", "failures"]
     names += ["recipient", "priority", "expires"] if table.claim_by else []
     # A message without a recipient may be replaced by copies, which carry all that it did.
-    names += [one.name for one in MESSAGE_COLUMNS if one.name not in names] if "recipient" in table.claim_by else []
-    rest = [one.name for one in MESSAGE_COLUMNS]
+    names += (
+        [column.name for column in MESSAGE_COLUMNS if column.name not in names] if "recipient" in table.claim_by else []
+    )
+    rest = [column.name for column in MESSAGE_COLUMNS]
     # The database's clock stands for the time of arrival in a table that keeps none.
     order = [name for name in dict.fromkeys([*names, *rest]) if table.has(name)]
     order += [] if table.has("enqueued_at") else ["enqueued_at"]
@@ -549,7 +557,7 @@ def test_a_lock_on_a_name_is_the_transactions(shared: bool, mode: str) -> None:
         SqlServerBackend().early_acks.lock_name(connection, "SECRET", shared=shared)
 
     ((statement, found),) = statements_of(PLAIN, lock)
-    assert exp.Execute in [type(one) for one in found]
+    assert exp.Execute in [type(item) for item in found]
     assert f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1" in statement.sql
 
 
@@ -561,7 +569,7 @@ APPLICATION_LOCKS: dict[str, Callable[[SqlServerQueueSql, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("answer", "kind"), [(-3, ErrorKind.DEADLOCK), (-999, ErrorKind.OTHER)])
+@pytest.mark.parametrize(("answer", "kind"), [(-3, ErrorKind.DEADLOCK), (-999, ErrorKind.UNKNOWN)])
 @pytest.mark.parametrize("name", APPLICATION_LOCKS)
 def test_a_lock_that_was_refused_is_an_error_of_its_kind(name: str, answer: int, kind: ErrorKind) -> None:
     """The procedure raises nothing for the victim of a deadlock, which has to be retried."""

@@ -38,25 +38,25 @@ def test_an_ack_deletes_and_keeps(table: QueueTable, wait_ms: int | None) -> Non
         table, _after([GONE], lambda s, c: s.results.ack_and_store(c, "results", [OUTCOME], TOKEN, wait_ms))
     )
 
-    assert [kinds(one) for _, one in found] == [[exp.Delete], [exp.Select], [exp.Update], [exp.Insert]]
+    assert [kinds(item) for _, item in found] == [[exp.Delete], [exp.Select], [exp.Update], [exp.Insert]]
     taken = {"ROWLOCK"} if wait_ms is None else set(TAKING.split(", "))
     assert [given for _, given in hints(found[0][1])] == [taken]
-    (told,) = json.loads(found[3][0].params[0])
-    assert told[1:4] == [str(KEY), "SECRET", "SECRET"]
-    assert bytes.fromhex(told[12]) == b"SECRET"
-    assert told[13] == "2026-01-01T00:00:00"
+    (load,) = json.loads(found[3][0].params[0])
+    assert load[1:4] == [str(KEY), "SECRET", "SECRET"]
+    assert bytes.fromhex(load[12]) == b"SECRET"
+    assert load[13] == "2026-01-01T00:00:00"
 
 
 @task_table
 def test_what_is_no_longer_leased_has_no_result(table: QueueTable) -> None:
     found = statements_of(table, _after([[]], lambda s, c: s.results.ack_and_store(c, "results", [OUTCOME], TOKEN)))
 
-    assert [kinds(one) for _, one in found] == [[exp.Delete]]
+    assert [kinds(item) for _, item in found] == [[exp.Delete]]
 
 
 @task_table
 def test_a_result_of_its_own_is_written_over_an_earlier_one(table: QueueTable) -> None:
     found = statements_of(table, _after([], lambda s, c: s.results.store(c, "results", WHOLE)))
 
-    assert [kinds(one) for _, one in found] == [[exp.Select], [exp.Update], [exp.Insert]]
-    assert all(set(EXISTING.split(", ")) in [given for _, given in hints(one)] for _, one in found[1:])
+    assert [kinds(item) for _, item in found] == [[exp.Select], [exp.Update], [exp.Insert]]
+    assert all(set(EXISTING.split(", ")) in [given for _, given in hints(item)] for _, item in found[1:])

@@ -30,7 +30,7 @@ def test_one_insert_of_all_rows(like: Outgoing) -> None:
     assert columns(found)
 
 
-def test_names_are_asked_for_where_a_select_says_none() -> None:
+def test_names_are_asked_for_where_a_select_states_none() -> None:
     ((_, found),) = statements_of(PLAIN, lambda s, c, _: s.inserts.columns_of(c, SOURCE))
 
     assert kinds(found) == [exp.Select]
@@ -42,7 +42,7 @@ def test_an_order_within_another_select() -> None:
     assert ordered.endswith("ORDER BY [n] OFFSET 0 ROWS")
 
 
-def test_the_order_of_a_queryset_is_said_once() -> None:
+def test_the_order_of_a_queryset_appears_once() -> None:
     connection = never_connected(Recorder())
     sql, _ = Effect.objects.order_by("pk").query.get_compiler(connection=connection).as_sql()
 

@@ -68,16 +68,16 @@ def test_batch_is_of_the_documented_syntax(name: str) -> None:
         assert procedure["name"] == name
         texts = statements(procedure["body"])
         declared = set(re.findall(r"@\w+(?= \w)", procedure["parameters"]))
-        declared |= {one for text in texts if text.startswith("DECLARE @") for one in re.findall(r"@\w+", text)}
+        declared |= {item for text in texts if text.startswith("DECLARE @") for item in re.findall(r"@\w+", text)}
         assert set(re.findall(r"(?<!@)@\w+", procedure["body"])) <= declared
         assert batch.count("BEGIN TRY") == batch.count("END TRY") == batch.count("BEGIN CATCH")
     for text in texts:
-        (begins,) = [one for one in GRAMMAR if text.startswith(one + " ")][:1] or ["?"]
+        (begins,) = [item for item in GRAMMAR if text.startswith(item + " ")][:1] or ["?"]
         assert begins != "?", text
         matched = re.fullmatch(GRAMMAR[begins], text)
         assert matched is not None, text
         if select := matched.groupdict().get("select"):
-            assert [type(one) for one in parsed(select)] == [exp.Select]
+            assert [type(statement) for statement in parsed(select)] == [exp.Select]
             assert columns(parsed(select)) <= {
                 "conversation_handle", "conversation_id", "is_initiator", "far_service", "state", "type", "payload",
             }  # fmt: skip
@@ -93,15 +93,15 @@ def sent(answers: list[Any], act: Any) -> Recorder:
 def test_what_is_there_is_left_alone() -> None:
     (question,) = sent([THERE], SqlServerBackend().notifications.prepare).statements
 
-    assert [type(one) for one in parsed(question.sql)] == [exp.Select]
+    assert [type(statement) for statement in parsed(question.sql)] == [exp.Select]
 
 
 def test_what_is_missing_is_made_in_its_order() -> None:
     recorder = sent([BARE, *[[(0,)], []] * len(SCRIPT)], SqlServerBackend().notifications.prepare)
 
-    assert [one.sql for one in recorder.statements[2::2]] == list(SCRIPT.values())
+    assert [statement.sql for statement in recorder.statements[2::2]] == list(SCRIPT.values())
     for question in recorder.statements[1::2]:
-        assert [type(one) for one in parsed(question.sql)] == [exp.Select]
+        assert [type(statement) for statement in parsed(question.sql)] == [exp.Select]
 
 
 @pytest.mark.parametrize(
@@ -117,35 +117,35 @@ def test_where_it_cannot_be_had_nothing_is_made(answer: Any, why: str) -> None:
     assert len(recorder.statements) == 1
 
 
-def test_what_could_be_mended_is_told_with_the_statement() -> None:
+def test_a_problem_with_a_remedy_is_reported_with_the_statement() -> None:
     backend = SqlServerBackend()
 
     def lack(answer: Any) -> Any:
         return backend.notifications.unavailable(never_connected(Recorder(answers=[answer])))
 
     assert lack(THERE) is None
-    assert lack([(5, 1, *[None] * 4)]) is None, "nobody can"
+    assert lack([(5, 1, *[None] * 4)]) is None, "no role can"
     assert "ENABLE_BROKER" in lack([(2, 0, *[None] * 4)]).remedy
     assert "CREATE QUEUE" in lack(BARE).remedy
 
 
-def test_telling_is_one_batch_with_the_payload_as_a_parameter() -> None:
+def test_notification_is_one_batch_with_the_payload_as_a_parameter() -> None:
     backend = SqlServerBackend()
-    (told,) = sent(
+    (statement,) = sent(
         [[(7,)]], lambda connection: backend.notifications.notify(connection, "queueapp", "shop.Orders")
     ).statements
 
-    assert told.params == ("shop.Orders",)
+    assert statement.params == ("shop.Orders",)
     frame = re.fullmatch(
         r"DECLARE @there int = \((?P<select>SELECT .*)\); "
         r"IF @there IS NOT NULL EXEC \[queueapp_wake\] @payload = \?; SELECT @there",
-        told.sql,
+        statement.sql,
     )
     assert frame is not None
-    assert [type(one) for one in parsed(frame["select"])] == [exp.Select]
+    assert [type(item) for item in parsed(frame["select"])] == [exp.Select]
 
 
-def test_a_sender_that_found_nobody_to_tell_does_nothing_more_for_minutes(
+def test_a_sender_that_found_no_listener_does_nothing_more_for_minutes(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     backend, now = SqlServerBackend(), [1000.0]
@@ -182,15 +182,15 @@ def test_an_ear_waits_for_its_own_conversation_and_ends_it() -> None:
     assert ear.broken is False
     ear.close()
 
-    assert [one.sql for one in recorder.statements[1:]] == [
+    assert [statement.sql for statement in recorder.statements[1:]] == [
         "EXEC [queueapp_listen]",
         "EXEC [queueapp_hear] @receiver = ?",
         "SET NOCOUNT ON; EXEC [queueapp_stop_listening] @sender = ?, @receiver = ?; SELECT @@ROWCOUNT",
     ]
-    assert [one.params for one in recorder.statements[2:]] == [(ends[1],), ends]
+    assert [statement.params for statement in recorder.statements[2:]] == [(ends[1],), ends]
 
 
-def test_an_ear_whose_conversation_has_ended_says_so() -> None:
+def test_a_listener_whose_conversation_has_ended_reports_it() -> None:
     ended = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
     ends = ("8a3f1c2e-0000-4000-8000-000000000001", "8a3f1c2e-0000-4000-8000-000000000002")
     ear = SqlServerBackend().notifications.listener(

@@ -1,4 +1,4 @@
-"""Looking after leases beside a handler: nothing is shortened, nobody is waited for, and only what is ours is
+"""Looking after leases beside a handler: nothing is shortened, no lock is waited for, and only what is ours is
 touched."""
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ each_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 
 
 def run(server: Server, verb: Verb, seqs: list[int], token: uuid.UUID, queue: Any = Leased) -> list[int]:
-    mine = server.another()
-    with server.transaction(mine):
-        return verb(queue_sql(queue, mine), mine, seqs, token)
+    session = server.another()
+    with server.transaction(session):
+        return verb(queue_sql(queue, session), session, seqs, token)
 
 
-def left(server: Server, seq: int) -> timedelta:
+def remaining(server: Server, seq: int) -> timedelta:
     expires = server.row(Leased, seq).lease_expires
     assert expires is not None
     return expires - server.backend.now(server.connection)
@@ -41,7 +41,7 @@ def left(server: Server, seq: int) -> timedelta:
 
 @contextmanager
 def holding(server: Server, seq: int, token: uuid.UUID) -> Iterator[None]:
-    """Somebody has this row locked in an open transaction."""
+    """Another session has this row locked in an open transaction."""
     holder = server.another()
     with server.rolled_back(holder):
         assert queue_sql(Leased, holder).acks.extend(holder, [seq], token, 60_000) == [seq]
@@ -55,17 +55,17 @@ def test_renewal_lengthens_and_never_shortens(server: Server) -> None:
 
     assert run(server, VERBS["renew"], leased, token) == [short, long]
 
-    assert timedelta(seconds=50) < left(server, short) <= timedelta(seconds=60)
-    assert timedelta(minutes=9) < left(server, long) <= timedelta(minutes=10)
+    assert timedelta(seconds=50) < remaining(server, short) <= timedelta(seconds=60)
+    assert timedelta(minutes=9) < remaining(server, long) <= timedelta(minutes=10)
 
 
-def test_renewal_of_a_lapsed_lease_counts_while_nobody_took_the_message(server: Server) -> None:
+def test_renewal_of_an_expired_lease_counts_while_the_message_was_not_taken_over(server: Server) -> None:
     (seq,) = server.put(Leased)
     token, _ = server.lease(Leased, lease_ms=1)
     server.passed(lambda: server.row(Leased, seq).lease_expires)
 
     assert run(server, VERBS["renew"], [seq], token) == [seq]
-    assert left(server, seq) > timedelta(seconds=50)
+    assert remaining(server, seq) > timedelta(seconds=50)
 
 
 def test_early_ack_removes_and_early_give_back_takes_the_delivery_off(server: Server) -> None:
@@ -85,15 +85,15 @@ def test_early_ack_removes_and_early_give_back_takes_the_delivery_off(server: Se
 
 @each_verb
 def test_only_what_is_leased_under_the_token_is_touched(server: Server, verb: Verb) -> None:
-    free, taken, mine = server.put(AddressedUrgent, 3, priority=1)
+    free, taken, first = server.put(AddressedUrgent, 3, priority=1)
     ranges = levels(3)
     stale, _ = server.lease(AddressedUrgent, 3, ranges=ranges, lease_ms=1)
-    server.passed(lambda: server.row(AddressedUrgent, mine).lease_expires)
+    server.passed(lambda: server.row(AddressedUrgent, first).lease_expires)
     server.sql(AddressedUrgent).acks.release(server.connection, [free], stale, cancelled=False)
     fresh, _ = server.lease(AddressedUrgent, 1, ranges=[r._replace(low=taken, high=taken) for r in ranges])
     before = [(row.deliveries, row.lease_token, row.lease_expires) for row in server.rows(AddressedUrgent)[:2]]
 
-    assert run(server, verb, [free, taken, mine], stale, AddressedUrgent) == [mine]
+    assert run(server, verb, [free, taken, first], stale, AddressedUrgent) == [first]
 
     after = [(row.deliveries, row.lease_token, row.lease_expires) for row in server.rows(AddressedUrgent)[:2]]
     assert after == before
@@ -101,7 +101,7 @@ def test_only_what_is_leased_under_the_token_is_touched(server: Server, verb: Ve
 
 
 @each_verb
-def test_what_somebody_has_locked_is_passed_over_and_reached_later(server: Server, verb: Verb) -> None:
+def test_locked_rows_are_skipped_and_reached_later(server: Server, verb: Verb) -> None:
     first, held, last = server.put(Leased, 3)
     token, leased = server.lease(Leased)
 
@@ -112,12 +112,12 @@ def test_what_somebody_has_locked_is_passed_over_and_reached_later(server: Serve
 
 
 @each_verb
-def test_a_locked_table_is_waited_for_no_longer_than_said(server: Server, verb: Verb) -> None:
+def test_a_locked_table_is_waited_for_no_longer_than_allowed(server: Server, verb: Verb) -> None:
     server.put(Leased)
     token, leased = server.lease(Leased)
     migration = server.another()
     table = migration.ops.quote_name(Leased._meta.db_table)
-    mine = server.another()
+    session = server.another()
 
     with server.rolled_back(migration):
         with migration.cursor() as cursor:
@@ -126,29 +126,29 @@ def test_a_locked_table_is_waited_for_no_longer_than_said(server: Server, verb: 
                 cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
             else:
                 cursor.execute(f"ALTER TABLE {table} ADD [soon gone] int NULL")
-        with within(), pytest.raises(Error) as raised, server.transaction(mine):
-            verb(queue_sql(Leased, mine), mine, leased, token)
+        with within(), pytest.raises(Error) as raised, server.transaction(session):
+            verb(queue_sql(Leased, session), session, leased, token)
 
     assert server.kind_of(raised.value) == "locked"
-    with server.transaction(mine):
-        assert verb(queue_sql(Leased, mine), mine, leased, token) == leased
+    with server.transaction(session):
+        assert verb(queue_sql(Leased, session), session, leased, token) == leased
 
 
 @each_verb
 def test_the_limit_on_waits_ends_with_the_transaction(server: Server, verb: Verb) -> None:
     server.put(Leased)
     token, leased = server.lease(Leased)
-    mine = server.another()
+    session = server.another()
     statement = "SHOW lock_timeout" if server.vendor == "postgresql" else "SELECT @@LOCK_TIMEOUT"
 
     def limit() -> str:
-        with mine.cursor() as cursor:
+        with session.cursor() as cursor:
             cursor.execute(statement)
             return str(cursor.fetchone()[0])
 
     before = limit()
-    with server.transaction(mine):
-        verb(queue_sql(Leased, mine), mine, leased, token)
+    with server.transaction(session):
+        verb(queue_sql(Leased, session), session, leased, token)
 
     assert limit() == before
 

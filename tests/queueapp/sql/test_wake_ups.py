@@ -1,4 +1,4 @@
-"""What is told in a database reaches everybody who listens there at that moment, and leaves nothing behind."""
+"""A notification in a database reaches all its listeners of that moment, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def tell(server: Server, payload: str) -> None:
     server.backend.notifications.notify(server.connection, CHANNEL, payload)
 
 
-def test_everybody_who_listens_hears_everything_in_order(
+def test_every_listener_receives_everything_in_order(
     server: Server, listening: Callable[[], ListenerConnection]
 ) -> None:
-    one, two = listening(), listening()
+    first, two = listening(), listening()
 
     for payload in ("testapp.Leased", "ß 🚀", "x" * 250):
         tell(server, payload)
 
-    for ear in (one, two):
+    for ear in (first, two):
         assert until_heard(ear, 3) == ["testapp.Leased", "ß 🚀", "x" * 250]
 
 
-def test_who_hears_nothing_waits_no_longer_than_it_says(
+def test_a_listener_without_notifications_waits_no_longer_than_its_timeout(
     server: Server, listening: Callable[[], ListenerConnection]
 ) -> None:
     ear = listening()
@@ -68,7 +68,7 @@ def test_who_hears_nothing_waits_no_longer_than_it_says(
     assert ear.broken is False
 
 
-def test_who_waits_is_woken_by_what_is_told_only(server: Server, listening: Callable[[], ListenerConnection]) -> None:
+def test_a_listener_is_woken_by_its_channel_only(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     """Seen: ten times a second, two fifths of what an idle worker used."""
     ear = listening()
     ear.received(1)  # what came with LISTEN
@@ -79,19 +79,19 @@ def test_who_waits_is_woken_by_what_is_told_only(server: Server, listening: Call
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before < 10
 
 
-def test_what_comes_with_an_answer_is_heard(server: Server, listening: Callable[[], ListenerConnection]) -> None:
+def test_notifications_with_an_answer_are_received(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     ear = listening()
     ear.received(1)
-    tell(server, "told meanwhile")
+    tell(server, "sent meanwhile")
     if server.vendor == "postgresql":
         assert select.select([ear.connection.connection.fileno()], [], [], DEADLINE)[0]
 
     ear.ping()
 
-    assert ear.received(1) == ["told meanwhile"]
+    assert ear.received(1) == ["sent meanwhile"]
 
 
-def test_what_was_told_before_is_not_heard(server: Server, listening: Callable[[], ListenerConnection]) -> None:
+def test_earlier_notifications_are_not_received(server: Server, listening: Callable[[], ListenerConnection]) -> None:
     tell(server, "before")
 
     ear = listening()
@@ -145,11 +145,11 @@ def test_an_ear_leaves_no_conversation_behind_and_renews_its_own(
     ear = listening()
     assert conversations(server) == before + 2
     monkeypatch.setattr(ear, "_renew_at", 0.0)
-    tell(server, "told before it renewed")
+    tell(server, "sent before it renewed")
 
-    assert until_heard(ear, 1) == ["told before it renewed"]
-    tell(server, "told after")
-    assert until_heard(ear, 1) == ["told after"]
+    assert until_heard(ear, 1) == ["sent before it renewed"]
+    tell(server, "sent after")
+    assert until_heard(ear, 1) == ["sent after"]
 
     assert conversations(server) == before + 2
     ear.close()

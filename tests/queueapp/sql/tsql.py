@@ -156,39 +156,42 @@ def parsed(sql: str) -> list[Any]:
         return parsed(framed["body"])
     found = sqlglot.parse(sql, dialect="tsql", error_level=ErrorLevel.RAISE)
     assert found, sql
-    for one in found:
-        assert one is not None, sql
-        assert not isinstance(one, exp.Command), f"not understood: {sql}"
-        assert next(one.find_all(exp.Command), None) is None, f"not understood in part: {sql}"
+    for item in found:
+        assert item is not None, sql
+        assert not isinstance(item, exp.Command), f"not understood: {sql}"
+        assert next(item.find_all(exp.Command), None) is None, f"not understood in part: {sql}"
     # On an absent key it locks the range up to the next one: writers of different keys wait for each other, and
     # deadlock.
     assert not any({"HOLDLOCK", "SERIALIZABLE"} & given for _, given in hints(found)), f"may lock a range: {sql}"
-    return [one for one in found if one is not None]
+    return [candidate for candidate in found if candidate is not None]
 
 
 def placeholders(found: list[exp.Expression]) -> int:
     """Parameters of a parsed batch."""
-    return sum(1 for one in found for _ in one.find_all(exp.Placeholder))
+    return sum(1 for item in found for _ in item.find_all(exp.Placeholder))
 
 
 def tables(found: list[exp.Expression]) -> set[str]:
     """Every name in the place of a table, as it is written."""
     return {
-        ".".join(part.name for part in table.parts) for one in found for table in one.find_all(exp.Table) if table.name
+        ".".join(part.name for part in table.parts)
+        for item in found
+        for table in item.find_all(exp.Table)
+        if table.name
     }
 
 
 def columns(found: list[exp.Expression]) -> set[str]:
     """Every column that is named."""
-    return {column.name for one in found for column in one.find_all(exp.Column)} | {
-        name.name for one in found if isinstance(one.this, exp.Schema) for name in one.this.expressions
+    return {column.name for item in found for column in item.find_all(exp.Column)} | {
+        name.name for item in found if isinstance(item.this, exp.Schema) for name in item.this.expressions
     }
 
 
 def hints(found: list[exp.Expression]) -> Iterator[tuple[str, set[str]]]:
     """Each table with the hints it is read under."""
-    for one in found:
-        for table in one.find_all(exp.Table):
+    for item in found:
+        for table in item.find_all(exp.Table):
             given = {hint.sql("tsql") for with_ in table.args.get("hints") or () for hint in with_.expressions}
             if given:
                 yield table.name, given

@@ -101,7 +101,7 @@ def test_a_failure_is_the_messages_and_not_its_senders(queue_kit: Kit) -> None:
 
 @pytest.mark.django_db
 @override_settings(QUEUEAPP={"EAGER": "at_once"})
-def test_messages_that_nobody_here_takes_wait_for_a_worker(queue_kit: Kit) -> None:
+def test_messages_without_a_consumer_here_wait_for_a_worker(queue_kit: Kit) -> None:
     Leased.send({"name": "x"})
     queue_kit.assert_sent(Leased, times=1)
 
@@ -182,7 +182,7 @@ class ATransactionTestCase(QueueTestMixin, TransactionTestCase):
         registered._by_queue.update(before)
 
 
-def test_a_kit_that_is_closed_hears_of_nothing() -> None:
+def test_a_closed_kit_records_nothing() -> None:
     kit = Kit()
     assert kit.outcomes.append in inline.observers
     kit.close()

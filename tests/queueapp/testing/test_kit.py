@@ -91,7 +91,7 @@ def test_a_failure_is_judged_as_in_a_worker(kit: Kit, queue: type[Queue]) -> Non
 
     queue.send({})
     outcomes = kit.drain()
-    assert [one.verdict for one in outcomes] == [RetryNow(), RetryLater(timedelta(seconds=60))]
+    assert [outcome.verdict for outcome in outcomes] == [RetryNow(), RetryLater(timedelta(seconds=60))]
     assert isinstance(outcomes[0].error, ValueError)
     assert kit.process_next(queue) is None
     kit.advance(timedelta(seconds=30))
@@ -205,14 +205,14 @@ def test_what_is_to_happen_after_the_commit_happens_when_a_message_is_ended(kit:
 def test_what_the_test_itself_has_for_after_its_commit_is_left_alone(queue_kit: Kit) -> None:
     happened = []
     transaction.on_commit(lambda: happened.append("the test's"))
-    mine = connection.run_on_commit[:]
+    first = connection.run_on_commit[:]
     register(Transactional, lambda message: None)
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     Transactional.send({})
     queue_kit.drain()
     assert happened == []
-    assert connection.run_on_commit[: len(mine)] == mine
+    assert connection.run_on_commit[: len(first)] == first
     assert not any("Changes" in type(wrapper).__name__ for wrapper in connection.execute_wrappers)
 
 
@@ -224,7 +224,7 @@ def test_messages_that_no_consumer_takes_are_passed_over(kit: Kit) -> None:
     Leased.send({"unknown": 1})
     Leased.send({"unknown": 2})
     Leased.send(Shipped(7))
-    assert [one.consumer.rpartition(".")[2] for one in kit.drain()] == ["ship"]
+    assert [item.consumer.rpartition(".")[2] for item in kit.drain()] == ["ship"]
     assert effects() == ["7"]
     assert len(kit.sent(Leased)) == 3
 
@@ -234,7 +234,7 @@ def test_a_message_for_several_consumers_is_handled_by_each(kit: Kit) -> None:
         register(Addressed, lambda message: Effect.objects.create(name="x"), name=name)
     Addressed.send({})
     outcomes = kit.drain()
-    assert sorted(one.consumer for one in outcomes) == ["first", "second"]
+    assert sorted(outcome.consumer for outcome in outcomes) == ["first", "second"]
     kit.assert_sent(Addressed, {}, times=2)
 
 
@@ -242,7 +242,7 @@ def test_a_message_that_names_no_recipient_is_copied_and_each_copy_handled(kit: 
     Addressed.send({})
     for name in ("first", "second"):
         register(Addressed, lambda message: None, name=name)
-    assert sorted(one.consumer for one in kit.drain()) == ["first", "second"]
+    assert sorted(item.consumer for item in kit.drain()) == ["first", "second"]
 
 
 @pytest.mark.parametrize("queue", [Urgent, InTurns, CappedOnce, Fenced])
@@ -300,14 +300,14 @@ def test_delayed_messages_become_due_when_time_passes(kit: Kit) -> None:
     assert len(kit.drain()) == 1
 
 
-def test_leases_lapse_and_messages_expire_when_time_passes(kit: Kit) -> None:
+def test_leases_and_messages_expire_when_time_passes(kit: Kit) -> None:
     register(Leased, lambda message: None)
     Leased.send({"n": 1})
     batch = Leased.receive(1)
     batch.__enter__()  # a script that never ends what it took
     Leased.send({"n": 2}, expires_in=timedelta(seconds=20))
     kit.advance(timedelta(minutes=1))
-    assert [one.body for one in kit.drain()] == [b'{"n":1}']
+    assert [message.body for message in kit.drain()] == [b'{"n":1}']
     register(Short, lambda message: None)
     Short.send({})
     kit.advance(timedelta(minutes=1))
@@ -329,11 +329,11 @@ def test_captured_is_what_was_sent_in_the_block_and_not_rolled_back(kit: Kit) ->
             Leased.send({"n": 3})
             transaction.set_rollback(True)
         kit.process_next(Leased)
-    assert sorted(str(one.body) for one in sent) == ["{'followed': 0}", "{'n': 1}", "{'n': 2}"]
+    assert sorted(str(message.body) for message in sent) == ["{'followed': 0}", "{'n': 1}", "{'n': 2}"]
 
 
-def test_assertions_say_what_there_was(kit: Kit) -> None:
-    register(Leased, lambda message: None, name="nobody")
+def test_assertions_state_what_there_was(kit: Kit) -> None:
+    register(Leased, lambda message: None, name="a.consumer")
     Leased.send(Shipped(7))
     kit.assert_sent(Leased, Shipped)
     kit.assert_sent(Leased, Shipped(7), times=1)
@@ -353,7 +353,7 @@ def test_assertions_say_what_there_was(kit: Kit) -> None:
         kit.assert_handled(len)
 
 
-def test_a_handler_that_sends_to_itself_for_ever_is_told(kit: Kit) -> None:
+def test_a_handler_that_sends_to_itself_for_ever_is_reported(kit: Kit) -> None:
     register(Leased, lambda message: Leased.send(message))
     Leased.send({})
     with pytest.raises(AssertionError, match="20 messages were handled and more are waiting"):
@@ -412,6 +412,6 @@ def test_a_failed_assertion_points_at_the_test_and_not_into_the_kit(check: Any) 
             check(kit)
     finally:
         kit.close()
-    inside = [one for one in raised.traceback if one.path.name == "kit.py"]
+    inside = [item for item in raised.traceback if item.path.name == "kit.py"]
     assert inside
-    assert all(one.frame.f_locals.get("__tracebackhide__") for one in inside)
+    assert all(item.frame.f_locals.get("__tracebackhide__") for item in inside)

@@ -36,7 +36,7 @@ def test_a_consumer_of_several_gets_lists(queue: type) -> None:
 
 
 @pytest.mark.parametrize("queue", [Several, SeveralTransactional, AtMostOnce])
-def test_what_became_of_each_is_told_and_nobody_waits_for_more(queue: type, queue_kit: Kit) -> None:
+def test_outcome_of_each_is_returned_without_waiting_for_more(queue: type, queue_kit: Kit) -> None:
     @consumer(queue, name="several", batch=10, batch_wait=30, attempts=1)
     def several(messages: list[Nop], context: BatchContext) -> None:
         if messages[0].number == 2:

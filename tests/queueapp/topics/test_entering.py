@@ -96,7 +96,7 @@ def test_an_expression_that_is_none_is_refused_at_the_send(delivery: Callable[..
         LateFlights.send({"minutes": 20})
 
 
-def test_without_the_extra_a_send_says_how_to_install_it(
+def test_without_the_extra_a_send_states_how_to_install_it(
     delivery: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivery(LateFlights)
@@ -135,10 +135,10 @@ def test_message_type_msgpack_is_sent_filtered_and_handled(monkeypatch: pytest.M
     worker = Worker(Packed).start()
     eventually(lambda: len(seen) == 3)
     worker.stop()
-    assert sorted(one.n for one in seen) == [1, 2, 3]
+    assert sorted(item.n for item in seen) == [1, 2, 3]
 
 
-def test_message_type_says_what_a_foreign_row_is_that_does_not_say() -> None:
+def test_message_type_states_what_a_foreign_row_is_that_does_not_report() -> None:
     Packed.objects.create(headers="{}", body=msgspec.msgpack.encode({"n": 4}))
     with Packed.receive() as batch:
         (message,) = batch

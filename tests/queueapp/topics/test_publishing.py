@@ -66,7 +66,7 @@ def test_default_publish_target_is_the_topic_of_what_is_published_to_the_queues_
     assert counts() == [1, 2, 1], "its target is the topic of others as well"
 
 
-def test_underlying_topic_is_the_name_and_the_name_the_class_where_nothing_else_is_said() -> None:
+def test_underlying_topic_is_the_name_and_the_name_the_class_where_nothing_else_is_set() -> None:
     publish("Transactional", {"n": 1})
     assert Transactional.objects.count() == 1
 
@@ -101,7 +101,7 @@ def test_a_message_of_no_type_needs_a_topic() -> None:
         publish("FLIGHTS")
 
 
-def test_a_topic_that_nobody_collects_is_refused_unless_that_is_meant() -> None:
+def test_a_topic_without_subscribers_is_refused_unless_allowed() -> None:
     with pytest.raises(InvalidMessage, match=r"topic = 'FLIHGTS' is not accepted: no queue collects it.*unrouted=True"):
         publish("FLIHGTS", {})
     with pytest.raises(InvalidMessage, match="no queue collects it"):
@@ -304,13 +304,13 @@ def test_a_topic_that_a_recorder_keeps_needs_no_queue(notebook: Notebook) -> Non
     ]  # fmt: skip
 
 
-def test_a_delay_that_is_none_is_refused_where_nobody_but_a_recorder_takes_the_message(notebook: Notebook) -> None:
+def test_an_invalid_delay_is_refused_where_only_a_recorder_takes_the_message(notebook: Notebook) -> None:
     with pytest.raises(InvalidMessage):
         publish("KEPT", {"n": 1}, delay=timedelta(hours=1), at=datetime.now(UTC))
     assert notebook.pages == []
 
 
-def test_what_nobody_keeps_is_not_recorded(notebook: Notebook) -> None:
+def test_topics_without_subscribers_are_not_recorded(notebook: Notebook) -> None:
     publish("Leased", Ping())
     assert notebook.pages == []
     assert Leased.objects.count() == 1

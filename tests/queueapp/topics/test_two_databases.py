@@ -61,7 +61,7 @@ def test_topic_over_two_databases_is_in_the_queue_and_in_the_journal_of_each() -
     for alias, queue in (("default", Leased), (WAREHOUSE, Transactional)):
         assert [entry.decode()["n"] for entry in replay(TOPIC, using=alias)] == [1, 2, 3]
         queues = JournalEntry.objects.using(alias).values_list("queues", flat=True)
-        assert all(queue._meta.label in one for one in queues), "each journal knows of the queues beside it"
+        assert all(queue._meta.label in item for item in queues), "each journal knows of the queues beside it"
         QueueFeeder(queue, alias).attach()
         assert QueueFeeder(queue, alias).fill().copied == 0
 
@@ -88,10 +88,10 @@ def test_topic_over_two_databases_is_stored_in_none_where_one_refuses_it(two: Tw
         place.execute("DROP FUNCTION refuse() CASCADE")
 
 
-def test_topic_over_two_databases_a_commit_that_fails_after_another_one_is_told_and_leaves_it_in_some(
+def test_topic_over_two_databases_a_commit_that_fails_after_another_is_reported_and_leaves_some_queues_filled(
     two: TwoDatabases,  # noqa: F811
 ) -> None:
-    """Two databases have no common commit. Which one was first nobody is promised."""
+    """Two databases have no common commit. Their order is not promised."""
     refuse(two.here, "at the commit")
     with pytest.raises(DatabaseError, match="refused"):
         publish(TOPIC, {"n": 1})

@@ -1,1 +1,1 @@
-"""A project that uses queueapp, for type checkers only: nobody imports it."""
+"""A project that uses queueapp, for type checkers only: no test imports it."""

@@ -111,7 +111,7 @@ class Memory(DelayedStore):
         self._kept[message.message_id] = message
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
-        return next((one for one in self._kept.values() if one.due <= at), None)
+        return next((item for item in self._kept.values() if item.due <= at), None)
 
     def remove(self, message: Delayed) -> bool:
         return self._kept.pop(message.message_id, None) is not None
@@ -120,7 +120,7 @@ class Memory(DelayedStore):
         return message.message_id in self._kept
 
     def next(self) -> datetime | None:
-        return min((one.due for one in self._kept.values()), default=None)
+        return min((item.due for item in self._kept.values()), default=None)
 
     def cancel(self, message_id: uuid.UUID) -> int:
         return int(self._kept.pop(message_id, None) is not None)

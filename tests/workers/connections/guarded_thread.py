@@ -58,7 +58,7 @@ class GuardedThread:
         return connections[self.alias]
 
     @property
-    def other(self) -> Any:
+    def second_alias(self) -> Any:
         """The other alias of the thread that asks."""
         return connections[self.elsewhere]
 
@@ -99,25 +99,25 @@ class GuardedThread:
     def _in_transaction(self, handler: Handler) -> LeakedState | None:
         connection = self.connection
         sql = queue_sql(Transactional, connection)
-        left = None
+        after = None
         try:
             with transaction.atomic(using=self.alias):
                 # A session that was closed holds its message until its server has rolled it back: in its own time.
                 (claimed,) = eventually(lambda: sql.claims.claim_by_delete(connection, ALL, 1))
                 seq = claimed[SEQ]
                 self.call(handler)
-                left = self.guard.after(
+                after = self.guard.after(
                     self.failed, lambda seq: sql.failures.lock(connection, seq, None, 1000) is None, seq
                 )
-                if left is not None and left.replaced:
+                if after is not None and after.replaced:
                     raise Rollback
-                if left is not None or self.failed is not None:
+                if after is not None or self.failed is not None:
                     sql.failures.rollback_and_lock(connection, seq, 1000)
                     connection.run_on_commit = []
                     raise Rollback
         except Rollback:
             pass
-        return left
+        return after
 
     # -- what must hold afterwards ------------------------------------------------------------------------------------
 

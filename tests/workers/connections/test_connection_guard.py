@@ -131,14 +131,14 @@ IN_AUTOCOMMIT = [
 
 
 @pytest.mark.parametrize("handler", IN_AUTOCOMMIT)
-def test_what_a_handler_leaves_in_autocommit_is_said_and_mended(guarded: GuardedThread, handler: Handler) -> None:
+def test_what_a_handler_leaves_in_autocommit_is_reported_and_restored(guarded: GuardedThread, handler: Handler) -> None:
     asked_without_an_error(guarded, handler)
-    left = guarded.in_autocommit(handler)
+    state = guarded.in_autocommit(handler)
 
-    assert left is not None
-    assert left.replaced
+    assert state is not None
+    assert state.replaced
     assert guarded.failed is None
-    assert repr(guarded.alias) in str(left)
+    assert repr(guarded.alias) in str(state)
     assert handler is closes_and_goes_on or guarded.effects("abuse") == []
     guarded.do(guarded.is_as_opened)
     guarded.works()
@@ -152,11 +152,11 @@ def test_handler_that_raises_as_well_keeps_its_own_reason(guarded: GuardedThread
         handler(guarded)
         raise ValueError("no such flight")
 
-    left = guarded.in_autocommit(raises)
+    state = guarded.in_autocommit(raises)
 
-    assert left is not None
+    assert state is not None
     assert isinstance(guarded.failed, ValueError)
-    assert left.__cause__ is guarded.failed
+    assert state.__cause__ is guarded.failed
     guarded.do(guarded.is_as_opened)
     guarded.works()
 
@@ -194,24 +194,24 @@ COMMITTED = (commits_by_itself, leaves_the_block_of_the_worker, leaves_the_block
 
 
 @pytest.mark.parametrize("handler", [*IN_TRANSACTION, *ON_POSTGRESQL])
-def test_what_a_handler_leaves_in_the_workers_transaction_is_said_and_mended(
+def test_what_a_handler_leaves_in_the_workers_transaction_is_reported_and_restored(
     guarded: GuardedThread, handler: Handler
 ) -> None:
     if handler in ON_POSTGRESQL and guarded.vendor != "postgresql":
         pytest.skip("only an error makes the worker ask SQL Server")
     messages = guarded.server.put(Transactional)
 
-    left = guarded.in_transaction(handler)
+    state = guarded.in_transaction(handler)
 
-    assert left is not None
-    assert left.replaced
+    assert state is not None
+    assert state.replaced
     assert guarded.failed is None
-    assert repr(guarded.alias) in str(left)
+    assert repr(guarded.alias) in str(state)
     if handler not in COMMITTED:
         assert handler is closes_and_goes_on or guarded.effects("abuse") == []
         assert guarded.messages() == messages, "nothing may have been committed"
         free = guarded.server.sql(Transactional).failures.lock(guarded.server.connection, messages[0], None, 10_000)
-        assert free is not None, "nobody may hold the message any more"
+        assert free is not None, "no session may lock the message any more"
     guarded.do(guarded.is_as_opened)
     guarded.works()
 
@@ -224,11 +224,11 @@ def test_handler_that_raises_as_well_in_the_workers_transaction(guarded: Guarded
         handler(guarded)
         raise ValueError("no such flight")
 
-    left = guarded.in_transaction(raises)
+    state = guarded.in_transaction(raises)
 
-    assert left is not None
-    assert left.replaced
-    assert left.__cause__ is guarded.failed
+    assert state is not None
+    assert state.replaced
+    assert state.__cause__ is guarded.failed
     assert handler in COMMITTED or guarded.messages() == messages
     guarded.do(guarded.is_as_opened)
     guarded.works()
@@ -247,9 +247,9 @@ def test_block_of_the_worker_ends_in_silence_after_its_session_was_replaced(
             guarded.write("abuse")
             guarded.guard.before()
             guarded.connection.close()
-            left = guarded.guard.after()
-            assert left is not None
-            assert left.replaced
+            after = guarded.guard.after()
+            assert after is not None
+            assert after.replaced
             with pytest.raises(Error):
                 guarded.run("SELECT 1")
             if raised:
@@ -262,7 +262,7 @@ def test_block_of_the_worker_ends_in_silence_after_its_session_was_replaced(
     guarded.works()
 
 
-def test_task_that_overlooks_what_was_said_commits_nothing(guarded: GuardedThread) -> None:
+def test_task_that_overlooks_what_was_reported_commits_nothing(guarded: GuardedThread) -> None:
     def overlook(handler: Handler) -> None:
         with transaction.atomic(using=guarded.alias):
             guarded.write("abuse")

@@ -18,9 +18,9 @@ Handler = Callable[[GuardedThread], Any]
 
 
 def swallows_an_integrity_error(guarded: GuardedThread) -> None:
-    one = Effect.objects.using(guarded.alias).create(name="abuse")
+    effect = Effect.objects.using(guarded.alias).create(name="abuse")
     with suppress(IntegrityError):
-        Effect.objects.using(guarded.alias).create(pk=one.pk, name="abuse")
+        Effect.objects.using(guarded.alias).create(pk=effect.pk, name="abuse")
 
 
 def swallows_the_error_of_raw_sql(guarded: GuardedThread) -> None:
@@ -64,11 +64,11 @@ def test_transaction_that_would_be_rolled_back_in_silence_is_a_failed_attempt(
         pytest.skip("SQL Server commits such a transaction")
     messages = guarded.server.put(Transactional)
 
-    left = guarded.in_transaction(handler)
+    state = guarded.in_transaction(handler)
 
-    assert left is not None
-    assert not left.replaced, "rolled back in place, the message is not let go for longer than a statement"
-    assert repr(guarded.alias) in str(left)
+    assert state is not None
+    assert not state.replaced, "rolled back in place, the message is not unlocked for longer than a statement"
+    assert repr(guarded.alias) in str(state)
     assert guarded.messages() == messages
     assert guarded.effects("abuse") == []
     guarded.works()
@@ -77,14 +77,14 @@ def test_transaction_that_would_be_rolled_back_in_silence_is_a_failed_attempt(
 def test_error_that_was_swallowed_is_the_cause(guarded: GuardedThread) -> None:
     guarded.server.put(Transactional)
 
-    left = guarded.in_transaction(swallows_an_integrity_error)
-    assert left is not None
-    assert isinstance(left.__cause__, IntegrityError)
+    state = guarded.in_transaction(swallows_an_integrity_error)
+    assert state is not None
+    assert isinstance(state.__cause__, IntegrityError)
 
     # And not of the next one, though Django keeps it.
-    left = guarded.in_transaction(asks_for_a_rollback)
-    assert left is not None
-    assert left.__cause__ is None
+    state = guarded.in_transaction(asks_for_a_rollback)
+    assert state is not None
+    assert state.__cause__ is None
 
 
 def test_after_an_error_that_was_raised_the_rollback_is_had_in_place(guarded: GuardedThread) -> None:
@@ -95,8 +95,8 @@ def test_after_an_error_that_was_raised_the_rollback_is_had_in_place(guarded: Gu
         guarded.run("SELECT * FROM no_such_table")
 
     def fails_in_the_orm(guarded: GuardedThread) -> None:
-        one = Effect.objects.using(guarded.alias).create(name="abuse")
-        Effect.objects.using(guarded.alias).create(pk=one.pk, name="abuse")
+        effect = Effect.objects.using(guarded.alias).create(name="abuse")
+        Effect.objects.using(guarded.alias).create(pk=effect.pk, name="abuse")
 
     for handler in (fails, fails_in_the_orm):
         assert guarded.in_transaction(handler) is None
@@ -149,11 +149,11 @@ def test_transaction_that_took_the_place_of_the_workers_is_noticed(guarded: Guar
     messages = guarded.server.put(Transactional)
 
     for _ in range(3):  # the driver's notes must tell each time
-        left = guarded.in_transaction(handler)
+        state = guarded.in_transaction(handler)
 
-        assert left is not None
-        assert not left.replaced
-        assert "began another" in str(left)
+        assert state is not None
+        assert not state.replaced
+        assert "began another" in str(state)
         assert guarded.messages() == messages
         assert guarded.effects("abuse") == []
     guarded.works()

@@ -101,16 +101,16 @@ def test_connection_that_was_closed_when_it_was_handed_out_may_be_opened(guarded
 
 
 def test_session_that_a_failed_handler_has_opened_is_not_trusted(guarded: GuardedThread) -> None:
-    """The failure may have struck while the session was being set up: without a time zone, in no role."""
+    """The failure may have come while the session was being set up: without a time zone, in no role."""
 
     def attempt() -> Any:
         guarded.connection.close()
         guarded.call(lambda guarded: (guarded.write("kept"), guarded.run("SELECT * FROM no_such_table")))
         return guarded.guard.after(guarded.failed), guarded.connection.connection
 
-    left, session = guarded.do(attempt)
-    assert left is not None
-    assert left.__cause__ is guarded.failed
+    remaining, session = guarded.do(attempt)
+    assert remaining is not None
+    assert remaining.__cause__ is guarded.failed
     assert session is None
     guarded.works()
 
@@ -161,15 +161,15 @@ def test_replaced_connection_is_opened_by_the_next_statement_wherever_it_was(gua
 
 
 def test_nothing_depends_on_where_django_keeps_its_connections(guarded: GuardedThread) -> None:
-    guarded.guard._by_alias = guarded.guard._others._by_alias = None  # what another asgiref would make of it
+    guarded.guard._by_alias = guarded.guard._other_aliases._by_alias = None  # what another asgiref would make of it
 
     def leaves_both_open(guarded: GuardedThread) -> None:
         transaction.atomic(using=guarded.alias).__enter__()
         transaction.atomic(using=guarded.elsewhere).__enter__()
 
-    left = guarded.in_autocommit(leaves_both_open)
-    assert left is not None
-    assert len(left.reasons) == 2
+    state = guarded.in_autocommit(leaves_both_open)
+    assert state is not None
+    assert len(state.reasons) == 2
     guarded.works()
 
 
@@ -221,15 +221,15 @@ def test_session_that_cannot_be_used_any_more_is_replaced(guarded: GuardedThread
     only_postgresql(guarded)
     messages = guarded.server.put(Transactional)
 
-    left = guarded.in_autocommit(handler)
-    assert left is not None
-    assert left.replaced
+    state = guarded.in_autocommit(handler)
+    assert state is not None
+    assert state.replaced
 
-    left = guarded.in_transaction(lambda guarded: (guarded.write("abuse"), handler(guarded)))
-    assert left is not None
-    assert left.replaced
+    state = guarded.in_transaction(lambda guarded: (guarded.write("abuse"), handler(guarded)))
+    assert state is not None
+    assert state.replaced
     assert guarded.messages() == messages
-    # What the server was in the middle of is cancelled, and lets go of the message.
+    # What the server was in the middle of is cancelled, and the message is unlocked.
     eventually(lambda: guarded.server.run("SELECT seq FROM testapp_transactional FOR UPDATE SKIP LOCKED"))
     assert guarded.effects("abuse") == []
     guarded.works()
@@ -239,7 +239,7 @@ def test_nothing_goes_over_the_line_when_all_is_well(guarded: GuardedThread, tmp
     only_postgresql(guarded)
 
     def traced() -> bytes:
-        lines = [connection.connection.pgconn for connection in (guarded.connection, guarded.other)]
+        lines = [connection.connection.pgconn for connection in (guarded.connection, guarded.second_alias)]
         with (tmp_path / "line").open("w+b") as file:
             for line in lines:
                 line.trace(file.fileno())
@@ -293,4 +293,4 @@ def test_sessions_of_a_pool_go_back_to_it(guarded: GuardedThread) -> None:
         guarded.server.put(Transactional)
         assert guarded.in_transaction(handler) is not None, handler
         guarded.works()
-    guarded.do(lambda: [(each.close(), each.close_pool()) for each in (guarded.connection, guarded.other)])
+    guarded.do(lambda: [(item.close(), item.close_pool()) for item in (guarded.connection, guarded.second_alias)])

@@ -1,4 +1,4 @@
-"""Exceptions raised in a handler's thread from outside, as a time limit is: wherever one strikes, the next message
+"""Exceptions raised in a handler's thread from outside, as a time limit is: wherever one comes, the next message
 finds a connection that works."""
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class Strike(Exception):
     """What a time limit raises."""
 
 
-class Striker(threading.Thread):
-    """Strikes a thread once per ``aim``, at a moment that nobody can foresee."""
+class Interrupter(threading.Thread):
+    """Interrupts a thread once per ``aim``, at a random moment."""
 
     def __init__(self) -> None:
-        super().__init__(name="striker", daemon=True)
+        super().__init__(name="interrupter", daemon=True)
         self._random = random.Random(7)
         self._aimed = threading.Semaphore(0)
         self._target = 0
-        self._most = 0.0
-        #: It has struck as often as it was aimed.
+        self._max_seconds = 0.0
+        #: It has interrupted as often as it was aimed.
         self.done = threading.Event()
         self.done.set()
-        self.struck = 0
+        self.interrupted = 0
 
     def aim(self, most_seconds: float) -> None:
         """Strike the calling thread within so many seconds."""
-        self.done.wait()  # the strike may arrive before the striker knows that it has struck
+        self.done.wait()  # the interruption may arrive before the interrupter knows that it has interrupted
         self.done.clear()
-        self._target, self._most = threading.get_ident(), most_seconds
+        self._target, self._max_seconds = threading.get_ident(), most_seconds
         self._aimed.release()
 
     def run(self) -> None:
@@ -53,11 +53,11 @@ class Striker(threading.Thread):
             self._aimed.acquire()
             if not self._target:
                 return
-            until = perf_counter() + self._random.random() * self._most
+            until = perf_counter() + self._random.random() * self._max_seconds
             while perf_counter() < until:
                 pass
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), ctypes.py_object(Strike))
-            self.struck += 1
+            self.interrupted += 1
             self.done.set()
 
     def stop(self) -> None:
@@ -67,13 +67,13 @@ class Striker(threading.Thread):
 
 
 @pytest.fixture
-def striker() -> Iterator[Striker]:
-    striker = Striker()
+def interrupter() -> Iterator[Interrupter]:
+    interrupter = Interrupter()
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(0.00005)  # else Python lets the striker on only where the other waits, or every 5 ms
-    striker.start()
-    yield striker
-    striker.stop()
+    sys.setswitchinterval(0.00005)  # else Python lets the interrupter on only where the other waits, or every 5 ms
+    interrupter.start()
+    yield interrupter
+    interrupter.stop()
     sys.setswitchinterval(interval)
 
 
@@ -84,21 +84,21 @@ def enters_and_leaves(guarded: GuardedThread) -> None:
 
 def writes(guarded: GuardedThread) -> None:
     with transaction.atomic(using=guarded.alias), transaction.atomic(using=guarded.alias):
-        guarded.write("struck")
+        guarded.write("interrupted")
 
 
 def reconnects(guarded: GuardedThread) -> None:
     with transaction.atomic(using=guarded.elsewhere):
         guarded.run("SELECT 1", guarded.elsewhere)
-    guarded.other.close()
+    guarded.second_alias.close()
 
 
-def until_struck(handler: Handler, striker: Striker, most_seconds: float) -> Handler:
-    """The handler again and again, until it is struck."""
+def until_interrupted(handler: Handler, interrupter: Interrupter, most_seconds: float) -> Handler:
+    """The handler again and again, until it is interrupted."""
 
     def handle(guarded: GuardedThread) -> None:
-        striker.aim(most_seconds)
-        while not striker.done.is_set():
+        interrupter.aim(most_seconds)
+        while not interrupter.done.is_set():
             handler(guarded)
         for _ in range(100):  # it arrives at a jump back
             pass
@@ -108,53 +108,53 @@ def until_struck(handler: Handler, striker: Striker, most_seconds: float) -> Han
 
 
 def is_of_the_strike(error: BaseException | None) -> bool:
-    """Whether this is what a strike became: what Django does on the way out may fail in its turn."""
+    """Whether this is what an interruption became: what Django does on the way out may fail in its turn."""
     while error is not None and not isinstance(error, Strike):
         error = error.__context__
     return error is not None
 
 
 #: How often, and within how many seconds of the handler's first statement.
-STRIKES = {enters_and_leaves: (2000, 0.0005), writes: (1000, 0.004), reconnects: (200, 0.02)}
+INTERRUPTIONS = {enters_and_leaves: (2000, 0.0005), writes: (1000, 0.004), reconnects: (200, 0.02)}
 
 
-@pytest.mark.parametrize("handler", STRIKES)
-def test_strike_in_autocommit(guarded: GuardedThread, striker: Striker, handler: Handler) -> None:
-    strikes, most_seconds = STRIKES[handler]
-    struck = until_struck(handler, striker, most_seconds)
+@pytest.mark.parametrize("handler", INTERRUPTIONS)
+def test_interruption_in_autocommit(guarded: GuardedThread, interrupter: Interrupter, handler: Handler) -> None:
+    interruptions, most_seconds = INTERRUPTIONS[handler]
+    interrupted = until_interrupted(handler, interrupter, most_seconds)
     replaced = 0
 
     def attempts() -> None:
         nonlocal replaced
-        for _ in range(strikes):
+        for _ in range(interruptions):
             guarded.connection_of_the_task()
-            guarded.call(struck)
+            guarded.call(interrupted)
             assert is_of_the_strike(guarded.failed), repr(guarded.failed)
-            left = guarded.guard.after(guarded.failed)
-            replaced += left is not None
-            assert left is None or left.__cause__ is guarded.failed
+            after = guarded.guard.after(guarded.failed)
+            replaced += after is not None
+            assert after is None or after.__cause__ is guarded.failed
             guarded.is_as_opened()
             guarded.write("next")
 
     guarded.do(attempts)
-    assert striker.struck == strikes
-    assert len(guarded.effects("next")) == strikes
+    assert interrupter.interrupted == interruptions
+    assert len(guarded.effects("next")) == interruptions
     if handler is enters_and_leaves:
-        assert replaced > strikes / 100, "some must have hit the bookkeeping"
+        assert replaced > interruptions / 100, "some must have hit the bookkeeping"
     guarded.works()
 
 
 @pytest.mark.parametrize("handler", [enters_and_leaves, writes])
-def test_strike_in_the_workers_transaction(guarded: GuardedThread, striker: Striker, handler: Handler) -> None:
-    strikes, most_seconds = STRIKES[handler]
-    struck = until_struck(handler, striker, most_seconds)
+def test_interruption_in_a_transaction(guarded: GuardedThread, interrupter: Interrupter, handler: Handler) -> None:
+    interruptions, most_seconds = INTERRUPTIONS[handler]
+    interrupted = until_interrupted(handler, interrupter, most_seconds)
     messages = guarded.server.put(Transactional)
 
-    for _ in range(strikes // 5):
-        guarded.in_transaction(struck)
+    for _ in range(interruptions // 5):
+        guarded.in_transaction(interrupted)
         assert is_of_the_strike(guarded.failed), repr(guarded.failed)
         guarded.do(guarded.is_as_opened)
         assert guarded.messages() == messages
 
-    assert guarded.effects("struck") == []
+    assert guarded.effects("interrupted") == []
     guarded.works()

@@ -35,8 +35,8 @@ def turns_autocommit_off(guarded: GuardedThread) -> None:
 
 
 def turns_autocommit_off_beneath_django(guarded: GuardedThread) -> None:
-    guarded.other.ensure_connection()
-    guarded.other.connection.autocommit = False
+    guarded.second_alias.ensure_connection()
+    guarded.second_alias.connection.autocommit = False
     guarded.write("abuse", guarded.elsewhere)
 
 
@@ -48,7 +48,7 @@ def begins_by_itself(guarded: GuardedThread) -> None:
 def closes_inside_of_a_block(guarded: GuardedThread) -> None:
     with transaction.atomic(using=guarded.elsewhere):
         guarded.write("abuse", guarded.elsewhere)
-        guarded.other.close()
+        guarded.second_alias.close()
 
 
 def asked_without_an_error(guarded: GuardedThread, handler: Handler) -> None:
@@ -70,12 +70,12 @@ ABUSES = [
 @pytest.mark.parametrize("handler", ABUSES)
 def test_work_left_on_another_alias_is_a_failed_attempt_that_names_it(guarded: GuardedThread, handler: Handler) -> None:
     asked_without_an_error(guarded, handler)
-    left = guarded.in_autocommit(handler)
+    state = guarded.in_autocommit(handler)
 
-    assert left is not None
-    assert not left.replaced, "the task's own session has nothing to do with it"
-    assert repr(guarded.elsewhere) in str(left)
-    assert ("closed" in str(left)) is (handler is closes_inside_of_a_block)
+    assert state is not None
+    assert not state.replaced, "the task's own session has nothing to do with it"
+    assert repr(guarded.elsewhere) in str(state)
+    assert ("closed" in str(state)) is (handler is closes_inside_of_a_block)
     assert guarded.effects("abuse") == []
     guarded.works()
 
@@ -91,11 +91,11 @@ def test_work_left_on_another_alias_takes_the_workers_transaction_with_it(
         guarded.write("abuse")
         handler(guarded)
 
-    left = guarded.in_transaction(also_writes)
+    state = guarded.in_transaction(also_writes)
 
-    assert left is not None
-    assert not left.replaced
-    assert repr(guarded.elsewhere) in str(left)
+    assert state is not None
+    assert not state.replaced
+    assert repr(guarded.elsewhere) in str(state)
     assert guarded.messages() == messages
     assert guarded.effects("abuse") == []
     guarded.works()
@@ -120,11 +120,11 @@ def test_own_alias_and_another_are_both_named(guarded: GuardedThread) -> None:
         leaves_an_atomic_block_open(guarded)
         guarded.connection.close()
 
-    left = guarded.in_autocommit(abuses_both)
+    state = guarded.in_autocommit(abuses_both)
 
-    assert left is not None
-    assert left.replaced
-    assert [alias in reason for alias, reason in zip((guarded.alias, guarded.elsewhere), left.reasons, strict=True)]
+    assert state is not None
+    assert state.replaced
+    assert [alias in reason for alias, reason in zip((guarded.alias, guarded.elsewhere), state.reasons, strict=True)]
     guarded.works()
 
 
@@ -143,7 +143,7 @@ def test_session_on_another_alias_is_kept_from_message_to_message(guarded: Guard
             writes(guarded)
         with suppress(KeyError), transaction.atomic(using=guarded.elsewhere):
             raise KeyError
-        sessions.append(guarded.other.connection)
+        sessions.append(guarded.second_alias.connection)
 
     for _ in range(3):
         assert guarded.in_autocommit(remembers) is None
@@ -157,7 +157,7 @@ def test_session_on_another_alias_is_kept_from_message_to_message(guarded: Guard
 def test_session_on_another_alias_may_be_closed(guarded: GuardedThread) -> None:
     def closes(guarded: GuardedThread) -> None:
         writes(guarded)
-        guarded.other.close()
+        guarded.second_alias.close()
 
     assert guarded.in_autocommit(closes) is None
     assert guarded.in_autocommit(closes) is None
@@ -170,12 +170,12 @@ def test_session_that_a_failed_handler_has_opened_is_not_trusted(guarded: Guarde
         raise ValueError("no such flight")
 
     assert guarded.in_autocommit(fails) is None
-    assert guarded.do(lambda: guarded.other.connection) is None
+    assert guarded.do(lambda: guarded.second_alias.connection) is None
 
     assert guarded.in_autocommit(writes) is None
-    session = guarded.do(lambda: guarded.other.connection)
+    session = guarded.do(lambda: guarded.second_alias.connection)
     assert guarded.in_autocommit(fails) is None
-    assert guarded.do(lambda: guarded.other.connection) is session, "this one was there before"
+    assert guarded.do(lambda: guarded.second_alias.connection) is session, "this one was there before"
     assert len(guarded.effects("kept")) == 3
 
 
@@ -185,11 +185,14 @@ def test_error_on_another_alias_costs_nothing(guarded: GuardedThread) -> None:
         with suppress(Error):
             guarded.run("SELECT * FROM no_such_table", guarded.elsewhere)
 
-    session = guarded.do(lambda: (guarded.run("SELECT 1", guarded.elsewhere), guarded.other.connection)[1])
+    session = guarded.do(lambda: (guarded.run("SELECT 1", guarded.elsewhere), guarded.second_alias.connection)[1])
 
     assert guarded.in_autocommit(meets_an_error) is None
     assert guarded.in_autocommit(writes) is None
-    assert guarded.do(lambda: (guarded.other.connection, guarded.other.errors_occurred)) == (session, False)
+    assert guarded.do(lambda: (guarded.second_alias.connection, guarded.second_alias.errors_occurred)) == (
+        session,
+        False,
+    )
 
 
 # -- sessions that die -------------------------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ def test_session_that_died_under_a_handler_fails_no_other_message(guarded: Guard
             is_killed(guarded)
 
     for handler in (is_killed, swallows_it):
-        assert guarded.in_autocommit(handler) is None, "no work was lost of which the handler was not told"
+        assert guarded.in_autocommit(handler) is None, "no work was lost without an error in the handler"
         assert isinstance(guarded.failed, Error) is (handler is is_killed)
         assert guarded.in_autocommit(writes) is None
         assert guarded.failed is None, repr(guarded.failed)
@@ -276,9 +279,9 @@ def test_alias_on_another_kind_of_database_is_judged_by_what_django_believes(
             guarded.run("SELECT * FROM no_such_table", ledger)
         guarded.run("INSERT INTO entry VALUES ('kept')", ledger)
 
-    left = guarded.in_autocommit(leaves_a_block_open)
-    assert left is not None
-    assert repr(ledger) in str(left)
+    state = guarded.in_autocommit(leaves_a_block_open)
+    assert state is not None
+    assert repr(ledger) in str(state)
     for _ in range(2):
         assert guarded.in_autocommit(writes_there) is None
         assert guarded.failed is None

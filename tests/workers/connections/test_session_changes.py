@@ -53,7 +53,7 @@ def adapted(guarded: GuardedThread) -> None:
     guarded.run("SELECT 1")
 
 
-def told_of_notices(guarded: GuardedThread) -> None:
+def notice_handler_added(guarded: GuardedThread) -> None:
     guarded.connection.connection.add_notice_handler(print)
     guarded.run("SELECT 1")
 
@@ -71,7 +71,7 @@ def unwrapped(guarded: GuardedThread) -> None:
 
 
 @pytest.mark.parametrize(
-    "handler", [of_its_own, composed, in_a_function, of_the_driver, adapted, told_of_notices, wrapped, unwrapped]
+    "handler", [of_its_own, composed, in_a_function, of_the_driver, adapted, notice_handler_added, wrapped, unwrapped]
 )
 def test_changed_session_is_replaced_before_the_next_message(guarded: GuardedThread, handler: Handler) -> None:
     assert guarded.in_autocommit(lambda guarded: None) is None
@@ -109,7 +109,7 @@ def test_a_wrapper_that_a_handler_leaves_is_taken_off_on_every_alias(guarded: Gu
     guarded.in_autocommit(lambda guarded: guarded.write("before", guarded.elsewhere))
 
     def act(guarded: GuardedThread) -> None:
-        guarded.other.execute_wrappers.append(failing_for_all)
+        guarded.second_alias.execute_wrappers.append(failing_for_all)
         wrapped(guarded)
 
     assert guarded.in_transaction(act) is None
@@ -151,7 +151,7 @@ def test_a_connection_that_a_handler_has_shared_with_its_threads_is_the_tasks_ag
     assert not connection.force_debug_cursor
 
 
-def test_what_was_not_mended_is_replaced_before_the_next_handler_at_the_latest(guarded: GuardedThread) -> None:
+def test_what_was_not_restored_is_replaced_before_the_next_handler_at_the_latest(guarded: GuardedThread) -> None:
     guarded.server.put(Transactional)
     assert guarded.in_transaction(of_its_own) is None
     changed = guarded.do(lambda: session(guarded.connection))
@@ -175,12 +175,12 @@ def in_a_pipeline(guarded: GuardedThread) -> None:
     guarded.connection.connection.pgconn.enter_pipeline_mode()
 
 
-@pytest.mark.parametrize("left", [in_a_failed_transaction, in_a_pipeline])
-def test_session_that_nobody_can_work_with_is_not_handed_out(guarded: GuardedThread, left: Handler) -> None:
-    """Whoever has left it so: it was no handler."""
+@pytest.mark.parametrize("state", [in_a_failed_transaction, in_a_pipeline])
+def test_unusable_session_is_not_handed_out(guarded: GuardedThread, state: Handler) -> None:
+    """The state did not come from a handler."""
     guarded.in_autocommit(lambda guarded: None)
     before = guarded.do(lambda: session(guarded.connection))
-    guarded.do(lambda: (left(guarded), guarded.guard.mark_used()))
+    guarded.do(lambda: (state(guarded), guarded.guard.mark_used()))
 
     found: list[Any] = []
     assert guarded.in_autocommit(lambda guarded: found.append(session(guarded.connection))) is None
@@ -190,7 +190,7 @@ def test_session_that_nobody_can_work_with_is_not_handed_out(guarded: GuardedThr
     guarded.works()
 
 
-def test_what_a_hook_has_changed_is_mended(guarded: GuardedThread) -> None:
+def test_what_a_hook_has_changed_is_restored(guarded: GuardedThread) -> None:
     guarded.in_autocommit(lambda guarded: None)
     guarded.do(lambda: of_its_own(guarded))  # outside of every handler
     changed = guarded.do(lambda: session(guarded.connection))
@@ -201,12 +201,12 @@ def test_what_a_hook_has_changed_is_mended(guarded: GuardedThread) -> None:
 
 def test_changed_session_on_another_alias_is_closed(guarded: GuardedThread) -> None:
     guarded.in_autocommit(lambda guarded: guarded.run("SELECT 1", guarded.elsewhere))
-    before = guarded.do(lambda: session(guarded.other))
+    before = guarded.do(lambda: session(guarded.second_alias))
 
     assert guarded.in_autocommit(lambda guarded: guarded.run("SET a.b = 'c'", guarded.elsewhere)) is None
 
     assert before.closed
-    assert guarded.do(lambda: session(guarded.other)) is None
+    assert guarded.do(lambda: session(guarded.second_alias)) is None
     guarded.works()
 
 
@@ -215,7 +215,7 @@ def test_changed_session_on_another_alias_that_was_first_used_by_that_handler_is
 
     def act(guarded: GuardedThread) -> None:
         guarded.run("SET a.b = 'c'", guarded.elsewhere)
-        changed.append(session(guarded.other))
+        changed.append(session(guarded.second_alias))
 
     assert guarded.in_autocommit(act) is None
 
@@ -225,11 +225,11 @@ def test_changed_session_on_another_alias_that_was_first_used_by_that_handler_is
 
 def test_session_on_another_alias_that_was_not_changed_is_kept(guarded: GuardedThread) -> None:
     guarded.in_autocommit(lambda guarded: guarded.run("SELECT 1", guarded.elsewhere))
-    before = guarded.do(lambda: session(guarded.other))
+    before = guarded.do(lambda: session(guarded.second_alias))
     for _ in range(2):
         guarded.in_autocommit(lambda guarded: guarded.write("kept", guarded.elsewhere))
 
-    assert guarded.do(lambda: session(guarded.other)) is before
+    assert guarded.do(lambda: session(guarded.second_alias)) is before
 
 
 def refused(guarded: GuardedThread) -> None:
@@ -242,8 +242,8 @@ def read_only(guarded: GuardedThread) -> None:
 
 
 def in_the_way(guarded: GuardedThread) -> None:
-    one = Effect.objects.using(guarded.alias).create(name="there")
-    Effect.objects.using(guarded.alias).create(pk=one.pk, name="taken")
+    effect = Effect.objects.using(guarded.alias).create(name="there")
+    Effect.objects.using(guarded.alias).create(pk=effect.pk, name="taken")
 
 
 @pytest.mark.parametrize(("handler", "kept"), [(refused, False), (read_only, False), (in_the_way, True)])

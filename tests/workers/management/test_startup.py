@@ -108,14 +108,14 @@ def test_a_limit_of_the_database_is_a_warning_with_the_statement_that_lifts_it(
 def test_connections_in_use_are_not_free_for_a_start() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("the sessions of others are not visible to each user on SQL Server")
-    other = connections.create_connection("default")
-    other.ensure_connection()
+    second_connection = connections.create_connection("default")
+    second_connection.ensure_connection()
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT current_setting('max_connections')::int")
-            (most,) = cursor.fetchone()
-        assert connection_limits.server_shortfalls("default", most) == []
-        (found,) = connection_limits.server_shortfalls("default", most, free=True)
+            (limit,) = cursor.fetchone()
+        assert connection_limits.server_shortfalls("default", limit) == []
+        (found,) = connection_limits.server_shortfalls("default", limit, free=True)
         assert " are in use now" in found.problem
     finally:
-        other.close()
+        second_connection.close()

@@ -50,7 +50,7 @@ def test_barrier_rules_hold_for_several_worker_processes(start_tree: Callable[..
     assert tree.terminate() == 0
 
 
-def test_barrier_in_the_hand_of_a_worker_that_is_killed_is_gone_for_that_one_and_holds_nobody(
+def test_barrier_in_flight_at_a_killed_worker_is_gone_for_it_and_blocks_no_worker(
     start_tree: Callable[..., Tree],
 ) -> None:
     """At most once, as rule 4 says; the process that takes the place of the dead one goes on with what is behind."""

@@ -1,4 +1,4 @@
-"""One worker process: what happens to it when one of its threads ends though nobody asked it to."""
+"""One worker process: what happens to it when one of its threads ends without a request."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SERVICES = [
 ]
 
 
-@pytest.mark.parametrize(("role", "service", "method"), SERVICES, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(("role", "service", "method"), SERVICES, ids=lambda item: getattr(item, "__name__", item))
 def test_a_service_that_dies_ends_its_process_in_order(
     start: Callable[[str], Process],
     monkeypatch: pytest.MonkeyPatch,
@@ -98,7 +98,7 @@ def test_a_service_that_dies_ends_its_process_in_order(
         if method in ("serve", "run", "_listen"):
             broken.wait(DEADLINE)
         if broken.is_set():
-            raise ValueError("nobody expects this")
+            raise ValueError("unexpected")
         return really(self, *given)
 
     def act(message: Nop) -> None:
@@ -121,14 +121,14 @@ def test_a_service_that_dies_ends_its_process_in_order(
     assert process.code == FAILED
     assert exit_text(FAILED) == "was replaced because one of its services ended"
     assert "ended without having been asked to" in caplog.text
-    assert "nobody expects this" in caplog.text
+    assert "unexpected" in caplog.text
     assert ended.is_set() is busy
     assert not Leased.objects.exists(), "it was handled, and acked"
     assert not Subscriber.objects.exists(), "it deregistered"
 
 
 @pytest.mark.parametrize("role", ["worker", "dispatcher"])
-def test_a_process_that_is_told_to_stop_ends_well(
+def test_a_process_that_gets_a_stop_request_ends_with_status_zero(
     start: Callable[[str], Process], caplog: pytest.LogCaptureFixture, role: str
 ) -> None:
     consumer(Leased, name="tests")(lambda message: None)
@@ -138,11 +138,11 @@ def test_a_process_that_is_told_to_stop_ends_well(
 
     assert process.stop() == 0
 
-    assert "nobody asked" not in caplog.text
+    assert "unasked" not in caplog.text
     assert not Subscriber.objects.exists()
 
 
-def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
+def test_a_healthy_worker_logs_one_line_a_minute_and_nothing_else(
     start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert child.STATS_INTERVAL == 60
@@ -156,11 +156,11 @@ def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     process = start("worker")
 
     def said() -> list[str]:
-        ours = [one for one in caplog.records if one.name in ("queueapp", "queueapp.workers")]
-        return [one.getMessage() for one in ours]
+        product = [record for record in caplog.records if record.name in ("queueapp", "queueapp.workers")]
+        return [our.getMessage() for our in product]
 
     def minutes() -> list[int]:
-        return [number for number, one in enumerate(said()) if ", in 0 s: testapp.Leased " in one]
+        return [number for number, item in enumerate(said()) if ", in 0 s: testapp.Leased " in item]
 
     eventually(minutes)
     for number in range(5):
@@ -173,5 +173,5 @@ def test_a_healthy_worker_says_one_line_a_minute_and_nothing_else(
     since = said()[minutes()[0] :]
 
     assert len(since) == len(minutes()), since
-    assert sum(int(one.partition(" handled")[0].rpartition(" ")[2]) for one in since) == 5
+    assert sum(int(item.partition(" handled")[0].rpartition(" ")[2]) for item in since) == 5
     assert process.stop() == 0

@@ -32,17 +32,17 @@ def test_a_worker_of_one_consumer_leaves_the_messages_of_others_alone(start_tree
     eventually(lambda: names() == {f"pong {number}" for number in range(5)}, 120)
 
     assert set(Subscriber.objects.filter(queue__contains=".").values_list("queue", flat=True)) == {"testapp.Leased"}
-    told = Subscriber.objects.get(queue="testapp.Leased").consumers
-    assert [name for name, *_ in json.loads(told)] == ["leased.pong"]
+    consumers = Subscriber.objects.get(queue="testapp.Leased").consumers
+    assert [name for name, *_ in json.loads(consumers)] == ["leased.pong"]
     assert tree.terminate() == 0
     assert Leased.objects.filter(deliveries=0).count() == 5
     assert names() == {f"pong {number}" for number in range(5)}
 
 
-def test_copies_of_other_consumers_are_left_to_their_lane() -> None:
+def test_copies_of_other_consumers_are_left_to_their_workers() -> None:
     Addressed.send(Ping("both"))
     assert HandlerTable(Addressed, ["addressed.second"]).recipients == ["", "addressed.second"]
-    worker = Worker(Addressed, lane=["addressed.second"]).start()
+    worker = Worker(Addressed, only_consumer=["addressed.second"]).start()
     try:
         eventually(lambda: Effect.objects.filter(detail__startswith="addressed.second").exists())
     finally:
@@ -59,7 +59,7 @@ def test_a_queue_with_none_of_them_is_received_whole() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--consumer", "nobody"], "--consumer 'nobody' is not accepted: these queues have"),
+        (["--consumer", "no.such.consumer"], "--consumer 'no.such.consumer' is not accepted: these queues have"),
         (["testapp.Leased", "--consumer", "addressed.first"], "these queues have leased.act, leased.nop, leased.pong"),
         (["--consumer", "leased.act", "--until-empty"], "--until-empty would wait for ever"),
     ],

@@ -1,4 +1,5 @@
-"""``@consumer(..., concurrency=N)`` in real processes: each has N places, and one that dies takes nobody's with it."""
+"""``@consumer(..., concurrency=N)`` in real processes: each has N permits, and a process that dies takes no permit of
+another with it."""
 
 from __future__ import annotations
 
@@ -31,16 +32,16 @@ def test_each_process_keeps_to_the_limit_and_one_that_is_killed_is_replaced(star
     for name, detail in Effect.objects.values_list("name", "detail"):
         process, began, ended = detail.split()
         times[name.split()[0], process] += [(int(began), 1), (int(ended), -1)]
-    most = {key: _most_at_once(found) for key, found in times.items()}
-    assert all(count <= 2 for (name, _), count in most.items() if name == "limited"), most
-    assert max(count for (name, _), count in most.items() if name == "unlimited") > 1, most
+    limit = {key: _most_at_once(found) for key, found in times.items()}
+    assert all(count <= 2 for (name, _), count in limit.items() if name == "limited"), limit
+    assert max(count for (name, _), count in limit.items() if name == "unlimited") > 1, limit
     names = sorted(Effect.objects.values_list("name", flat=True))
     assert names == sorted(f"{name} {number}" for name in ("limited", "unlimited") for number in range(40))
 
 
 def _most_at_once(changes: list[tuple[int, int]]) -> int:
-    inside = most = 0
+    inside = limit = 0
     for _, change in sorted(changes):
         inside += change
-        most = max(most, inside)
-    return most
+        limit = max(limit, inside)
+    return limit

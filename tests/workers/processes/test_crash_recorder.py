@@ -1,4 +1,4 @@
-"""Deaths of worker processes are counted once each, and whatever is in the way of that is in nobody else's."""
+"""Crashes of worker processes are counted once each, and what delays that delays no other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_worker_that_died_is_counted_once_though_the_tree_is_stopped_before_it
 ) -> None:
     """Seen beside four busy loops, where a test stopped a tree in the tenth of a second before it had replaced a
     worker: it ended with 1, and had counted that death twice."""
-    queue.send(Ping("killer", die=True))
+    queue.send(Ping("pill", die=True))
     patient = script("supervisor.FIRST_BACKOFF = supervisor.LONGEST_BACKOFF = 600.0")
     tree = start_tree(queue.__name__, command=patient)
     eventually(lambda: "restarting in 600.0 s" in tree.output, 4 * DEADLINE)
@@ -80,7 +80,7 @@ def test_where_no_process_can_be_started_the_others_go_on_and_it_is_tried_again(
     tree = start_tree("AtMostOnce", str(no_more), command=script(NO_MORE_PROCESSES, "processes=2"))
     tree.wait_for_workers(2)
     no_more.touch()
-    AtMostOnce.send(Ping("killer", die=True))
+    AtMostOnce.send(Ping("pill", die=True))
     eventually(lambda: "cannot be started: [Errno 11] Resource temporarily unavailable" in tree.output, 4 * DEADLINE)
 
     AtMostOnce.send(Ping("still handled"))
@@ -118,9 +118,9 @@ def test_a_supervisor_that_fails_lets_handlers_end(start_tree: Start, tmp_path: 
 
 
 def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Start) -> None:
-    """What is told of a message that was lost with its process is told by the supervisor."""
+    """The supervisor reports a message that was lost with its process."""
     exiting = script("from queueapp import signals; signals.crashed.connect(lambda **_: sys.exit(0), weak=False)")
-    AtMostOnce.send(Ping("killer", die=True))
+    AtMostOnce.send(Ping("pill", die=True))
     tree = start_tree("AtMostOnce", command=exiting)
     eventually(lambda: "at-most-once message is lost" in tree.output, 4 * DEADLINE)
     AtMostOnce.send(Ping("next"))
@@ -130,7 +130,7 @@ def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Star
     assert "SystemExit in the receivers of a signal" in tree.output
 
 
-def test_a_tree_that_ends_before_a_death_could_be_counted_says_so(start_tree: Start) -> None:
+def test_a_tree_that_ends_before_a_death_could_be_counted_reports_it(start_tree: Start) -> None:
     """The loop waited for the row, and SIGTERM for the loop."""
     Leased.send(Ping("in hand", sleep_ms=3_600_000, tell=True))
     tree = start_tree("testapp.Leased")
@@ -144,19 +144,19 @@ def test_a_tree_that_ends_before_a_death_could_be_counted_says_so(start_tree: St
     assert f"was killed by SIGKILL, in flight: testapp.Leased seq {seq}." in tree.output
 
 
-TELLING = """
+RECORD_CRASH = """
 supervisor.FIRST_BACKOFF = 0.0
 watch = supervisor.Supervisor._watch
-def telling(self, life_read):
+def record_crash(self, life_read):
     watch(self, life_read)
     print("turned", flush=True)
-supervisor.Supervisor._watch = telling
+supervisor.Supervisor._watch = record_crash
 """
 
 
 def test_a_process_is_not_replaced_before_its_death_was_tried_to_be_counted(start_tree: Start) -> None:
     Leased.send(Ping("in hand", sleep_ms=3_600_000, tell=True))
-    tree = start_tree("Leased", command=script(TELLING))
+    tree = start_tree("Leased", command=script(RECORD_CRASH))
     (worker,) = tree.wait_for_workers()
     eventually(Effect.objects.exists, 4 * DEADLINE)
     with transaction.atomic():
@@ -182,24 +182,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def held(queue: Any, seq: int) -> Iterator[None]:
-    """Somebody has this row."""
-    other = connection.copy()
+    """Another session has this row."""
+    second_connection = connection.copy()
     try:
-        other.set_autocommit(False)
-        with other.cursor() as cursor:
+        second_connection.set_autocommit(False)
+        with second_connection.cursor() as cursor:
             cursor.execute(f"UPDATE {queue._meta.db_table} SET deliveries = deliveries WHERE seq = %s", [seq])
         yield
     finally:
-        other.close()
+        second_connection.close()
 
 
 def crash_of(queue: Any, *in_hand: Sequence[int]) -> CrashReport:
     owner = uuid.uuid4()
     found = [InFlightMessage(0, seqs[0], NONE, owner, "", tuple(seqs) if len(seqs) > 1 else ()) for seqs in in_hand]
-    return CrashReport([(queue, one) for one in found], [(queue, owner)], "was killed")
+    return CrashReport([(queue, item) for item in found], [(queue, owner)], "was killed")
 
 
-def test_a_row_that_somebody_holds_does_not_hold_up_the_rest_of_a_crash() -> None:
+def test_a_locked_row_does_not_delay_the_rest_of_a_crash() -> None:
     Transactional.send_many([Ping("one"), Ping("two"), Ping("three")])
     first, second, third = Transactional.objects.order_by("seq")
     crash = crash_of(Transactional, [first.seq], [second.seq], [third.seq])
@@ -207,7 +207,7 @@ def test_a_row_that_somebody_holds_does_not_hold_up_the_rest_of_a_crash() -> Non
 
     with held(Transactional, second.seq):
         assert record([crash], breaker)[0] == [crash]
-        assert [one.seq for _, one in crash.in_flight] == [second.seq]
+        assert [message.seq for _, message in crash.in_flight] == [second.seq]
         assert len(crash.subscribers) == 1, "its leases tell whose the row is"
         assert [len(failures_of(row)) for row in Transactional.objects.order_by("seq")] == [1, 0, 1]
     assert record([crash], breaker) == ([], 0.0)
@@ -241,13 +241,13 @@ def test_a_row_is_waited_for_when_everybody_else_has_ended(monkeypatch: pytest.M
     waited = threading.Event()
     really_record = crash_recovery.record
 
-    def telling(*given: Any) -> tuple[list[CrashReport], float]:
+    def record_crash(*given: Any) -> tuple[list[CrashReport], float]:
         found = really_record(*given)
         if found[0]:
             waited.set()
         return found
 
-    monkeypatch.setattr(crash_recovery, "record", telling)
+    monkeypatch.setattr(crash_recovery, "record", record_crash)
     recorder = CrashRecorder(lambda: None)
     recorder.start()
     with held(Transactional, row.seq):
@@ -259,7 +259,7 @@ def test_a_row_is_waited_for_when_everybody_else_has_ended(monkeypatch: pytest.M
     assert len(failures_of(Transactional.objects.get())) == 1
 
 
-def test_what_cannot_be_counted_does_not_keep_anybody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncountable_crash_does_not_block_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy of the user's is asked there, and may never answer."""
     asked, answer = threading.Event(), threading.Event()
 

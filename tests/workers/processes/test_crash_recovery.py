@@ -1,7 +1,7 @@
 """What each semantics promises when processes and sessions are killed, on the database of this run, of whichever kind
 it is.
 
-The crash suite (``tests/crash``) strikes harder and at chosen moments, with a PostgreSQL of its own.
+The crash suite (``tests/crash``) injects more faults, at chosen moments, with a PostgreSQL of its own.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_sessions_that_are_killed_while_they_handle_keep_the_promise(start_tree:
 def test_a_message_that_kills_its_process_is_poison_and_its_neighbours_are_handled(
     start_tree: Start, queue: Any
 ) -> None:
-    queue.send(Ping("killer", die=True))
+    queue.send(Ping("pill", die=True))
     tree = start_tree(queue._meta.label)
 
     poison = eventually(PoisonMessage.objects.first, LONG)
@@ -98,35 +98,35 @@ def test_a_message_that_kills_its_process_is_poison_and_its_neighbours_are_handl
     eventually(lambda: set(names) <= set(effects()), LONG)
 
     assert tree.terminate() == 0
-    assert (poison.queue, bytes(poison.body).count(b'"killer"')) == (queue._meta.label, 1)
-    assert "killer" not in effects()
+    assert (poison.queue, bytes(poison.body).count(b'"pill"')) == (queue._meta.label, 1)
+    assert "pill" not in effects()
 
 
 def test_who_kills_a_transaction_of_several_is_counted_alone(start_tree: Start) -> None:
     innocent = [f"{n}" for n in range(30)]
-    Together.send_many([*map(Ping, innocent[:15]), Ping("killer", die=True), *map(Ping, innocent[15:])])
+    Together.send_many([*map(Ping, innocent[:15]), Ping("pill", die=True), *map(Ping, innocent[15:])])
     tree = start_tree("testapp.Together", "--concurrency", "1")
 
     poison = eventually(PoisonMessage.objects.first, LONG)
     eventually(lambda: not Together.objects.exists(), LONG)
 
     assert tree.terminate() == 0
-    assert (poison.attempts, bytes(poison.body).count(b'"killer"'), PoisonMessage.objects.count()) == (3, 1, 1)
+    assert (poison.attempts, bytes(poison.body).count(b'"pill"'), PoisonMessage.objects.count()) == (3, 1, 1)
     assert effects() == Counter(innocent)
-    assert {*Effect.objects.values_list("detail", flat=True)} == {"together.act#1"}, "counted against nobody else"
+    assert {*Effect.objects.values_list("detail", flat=True)} == {"together.act#1"}, "counted against no other message"
 
 
 @pytest.mark.parametrize("queue", [Several, SeveralTransactional], ids=lambda queue: queue.__name__)
-def test_who_kills_a_call_with_several_is_found_and_nobody_else_is_blamed(start_tree: Start, queue: Any) -> None:
+def test_poison_pill_of_a_batch_call_is_found_and_no_other_message_is_counted(start_tree: Start, queue: Any) -> None:
     innocent = [f"{n}" for n in range(15)]
-    queue.send_many([*map(Many, innocent[:7]), Many("killer", die=True), *map(Many, innocent[7:])])
+    queue.send_many([*map(Many, innocent[:7]), Many("pill", die=True), *map(Many, innocent[7:])])
     tree = start_tree(queue._meta.label, "--concurrency", "1")
 
     poison = eventually(PoisonMessage.objects.first, LONG)
     eventually(lambda: not queue.objects.exists(), LONG)
 
     assert tree.terminate() == 0
-    assert (poison.attempts, bytes(poison.body).count(b'"killer"'), PoisonMessage.objects.count()) == (3, 1, 1)
+    assert (poison.attempts, bytes(poison.body).count(b'"pill"'), PoisonMessage.objects.count()) == (3, 1, 1)
     assert set(effects()) == set(innocent)
     assert queue is Several or max(effects().values()) == 1
 
@@ -134,12 +134,12 @@ def test_who_kills_a_call_with_several_is_found_and_nobody_else_is_blamed(start_
 @pytest.mark.parametrize(
     ("queue", "kind"),
     [(Transactional, Ping), (Leased, Ping), (Together, Ping), (Several, Many), (SeveralTransactional, Many)],
-    ids=lambda one: one.__name__,
+    ids=lambda item: item.__name__,
 )
-def test_a_message_that_kills_whoever_reads_it_is_poison_as_if_its_handler_had_done_so(
+def test_a_message_that_kills_the_process_that_decodes_it_is_poison_as_if_its_handler_had_done_so(
     start_tree: Start, queue: Any, kind: Any
 ) -> None:
-    """A codec or a class of the user's may do that; such deaths were counted against nobody, and had no end."""
+    """A codec or a class of the project may do that; such crashes were not counted, and had no end."""
     innocent = [f"{n}" for n in range(6)]
     queue.send_many([*map(kind, innocent[:3]), kind(DEADLY), *map(kind, innocent[3:])])
     tree = start_tree(queue._meta.label, "--concurrency", "2")
@@ -154,7 +154,7 @@ def test_a_message_that_kills_whoever_reads_it_is_poison_as_if_its_handler_had_d
     assert tree.output.count("was killed by SIGKILL; restarting") == 3
 
 
-def test_an_at_most_once_message_that_kills_whoever_reads_it_is_named(start_tree: Start) -> None:
+def test_an_at_most_once_message_that_kills_the_process_that_decodes_it_is_named(start_tree: Start) -> None:
     message = AtMostOnce.send(Ping(DEADLY))
     seq = AtMostOnce.objects.get().seq
     tree = start_tree("testapp.AtMostOnce")
@@ -165,11 +165,11 @@ def test_an_at_most_once_message_that_kills_whoever_reads_it_is_named(start_tree
 
 
 def test_a_session_that_was_killed_is_gone_on_either_database(transactional_db: None) -> None:
-    other = connection.copy()
+    second_connection = connection.copy()
     try:
-        session = session_of(other)
+        session = session_of(second_connection)
         kill(connection, session)
         with pytest.raises(Exception, match=r"."):
-            eventually(lambda: session_of(other) != session)
+            eventually(lambda: session_of(second_connection) != session)
     finally:
-        other.close()
+        second_connection.close()

@@ -24,12 +24,12 @@ def test_a_crash_that_cannot_be_written_down_is_kept_and_tried_again_after_a_whi
     monkeypatch.setattr(crash_recovery, "_record", write_down)
     monkeypatch.setattr(crash_recovery.connections, "close_all", lambda: None)  # the test's own transaction
 
-    left = [first, second]
+    remaining = [first, second]
     for _ in range(100):
-        left, wait = record(left, breaker)
-        assert (left, wait) == ([first], 1.0)
+        remaining, wait = record(remaining, breaker)
+        assert (remaining, wait) == ([first], 1.0)
     assert len(caplog.records) == 1
 
     answers = True
-    assert record(left, breaker) == ([], 0.0)
+    assert record(remaining, breaker) == ([], 0.0)
     assert breaker.state is State.CLOSED

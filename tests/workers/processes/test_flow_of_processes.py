@@ -34,18 +34,18 @@ def by_process() -> list[int]:
 
 @pytest.mark.parametrize("queue", [Capped, CappedOnce])
 def test_max_backlog_is_never_exceeded_by_16_tasks_of_4_processes(start_tree: Callable[..., Tree], queue: Any) -> None:
-    most = queue.delivery.max_backlog
+    max_backlog = queue.delivery.max_backlog
     queue.send_many(Ping(name=str(number), sleep_ms=5) for number in range(300))
     tree = start_tree(label(queue), "--processes", "4", "--concurrency", "4")
     tree.wait_for_workers(4)
     seen = []
 
     def drained() -> bool:
-        seen.append(sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection)))
+        seen.append(sum(lease.messages for lease in queue_sql(queue, connection).limits.leases(connection)))
         return not queue.objects.exists()
 
     eventually(drained, 120)
-    assert max(seen) <= most
+    assert max(seen) <= max_backlog
     assert Effect.objects.count() == 300
 
 
@@ -70,12 +70,12 @@ def everybody_has_heard() -> None:
 
 
 def test_max_backlog_holds_while_processes_are_killed_and_the_limit_changes(start_tree: Callable[..., Tree]) -> None:
-    most, seen = Capped.delivery.max_backlog, [0]
-    assert most is not None
+    max_backlog, seen = Capped.delivery.max_backlog, [0]
+    assert max_backlog is not None
     tree = start_tree(label(Capped), "--processes", "3", "--concurrency", "3")
 
     def out() -> int:
-        seen.append(sum(one.messages for one in queue_sql(Capped, connection).limits.leases(connection)))
+        seen.append(sum(lease.messages for lease in queue_sql(Capped, connection).limits.leases(connection)))
         return seen[-1]
 
     def handled() -> int:
@@ -100,7 +100,7 @@ def test_max_backlog_holds_while_processes_are_killed_and_the_limit_changes(star
     assert max(seen) <= 2
     assert control.set_option(Capped, "max_backlog", None)
     eventually(lambda: handled() == 160 and not Capped.objects.exists(), 60)
-    assert max(seen_before + seen) <= most
+    assert max(seen_before + seen) <= max_backlog
 
 
 def test_fairness_model_round_robin_among_processes(start_tree: Callable[..., Tree]) -> None:
@@ -134,7 +134,7 @@ def test_fairness_model_proportional_among_processes(start_tree: Callable[..., T
         (["--filter", "testapp.Capped=/a = 1", "--until-empty"], "--until-empty would wait for ever"),
     ],
 )
-def test_what_is_wrong_with_a_subscription_is_said(
+def test_what_is_wrong_with_a_subscription_is_reported(
     child_environment: dict[str, str], arguments: list[str], said: str
 ) -> None:
     command = [sys.executable, "manage.py", "runqueueworker", label(Capped), *arguments]

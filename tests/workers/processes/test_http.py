@@ -45,7 +45,7 @@ def get(tree: Tree, path: str, **headers: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def told(tree: Tree, path: str) -> tuple[int, Any]:
+def reported(tree: Tree, path: str) -> tuple[int, Any]:
     status, body = get(tree, path)
     return status, json.loads(body)
 
@@ -94,18 +94,18 @@ def test_one_endpoint_is_right_for_all_processes_of_a_tree_and_for_those_that_di
 
 def test_a_tree_is_ready_when_all_of_it_is(start_tree: Callable[..., Tree]) -> None:
     tree = start_tree("testapp.Leased", "--http", "0")
-    assert told(tree, "/healthz")[0] == 200
-    found = eventually(lambda: answer[1] if (answer := told(tree, "/readyz"))[0] == 200 else None, 4 * DEADLINE)
+    assert reported(tree, "/healthz")[0] == 200
+    found = eventually(lambda: answer[1] if (answer := reported(tree, "/readyz"))[0] == 200 else None, 4 * DEADLINE)
     assert found["ok"] is True
     assert found["workers"] == 1
-    assert [one["name"] for one in found["processes"]] == ["worker 1", "dispatcher"]
+    assert [item["name"] for item in found["processes"]] == ["worker 1", "dispatcher"]
 
     control.pause(Leased)
     eventually(lambda: "is paused" in tree.output)
     Leased.send(Ping())
-    found = eventually(lambda: answer[1] if (answer := told(tree, "/readyz?max-waiting=0"))[0] == 503 else None)
+    found = eventually(lambda: answer[1] if (answer := reported(tree, "/readyz?max-waiting=0"))[0] == 503 else None)
     assert "message waits, more than 0" in found["problems"][0]
-    assert told(tree, "/readyz?max-waiting=1000&max-age=3600")[0] == 200
+    assert reported(tree, "/readyz?max-waiting=1000&max-age=3600")[0] == 200
     for wrong in ("max-age=soon", "max-age=nan", "max-age=", "max-waiting=-1", "max_waiting=5"):
         assert get(tree, f"/readyz?{wrong}")[0] == 400, wrong
     assert get(tree, "/admin")[0] == 404
@@ -117,23 +117,23 @@ def test_a_process_that_does_nothing_any_more_is_seen(
 ) -> None:
     tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-maintenance")
     (worker,) = tree.wait_for_workers()
-    eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] is not None)
+    eventually(lambda: reported(tree, "/healthz")[1]["processes"][0]["silent"] is not None)
     os.kill(worker, signal.SIGSTOP)
     try:
-        eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] > 2)
+        eventually(lambda: reported(tree, "/healthz")[1]["processes"][0]["silent"] > 2)
     finally:
         os.kill(worker, signal.SIGCONT)
-    eventually(lambda: told(tree, "/healthz")[1]["processes"][0]["silent"] < 2)
+    eventually(lambda: reported(tree, "/healthz")[1]["processes"][0]["silent"] < 2)
 
     def unready() -> bool:
-        # A successor may be ready before anybody has asked: that one is killed as well, and its own waits longer.
-        for one in children_of(tree.process.pid):
-            os.kill(one, signal.SIGKILL)
-        return told(tree, "/readyz")[0] == 503
+        # A successor may be ready before the first request: that one is killed as well, and its own waits longer.
+        for item in children_of(tree.process.pid):
+            os.kill(item, signal.SIGKILL)
+        return reported(tree, "/readyz")[0] == 503
 
     eventually(unready)
-    assert told(tree, "/healthz")[0] == 200, "it is replaced"
-    eventually(lambda: told(tree, "/readyz")[0] == 200, 4 * DEADLINE)
+    assert reported(tree, "/healthz")[0] == 200, "it is replaced"
+    eventually(lambda: reported(tree, "/readyz")[0] == 200, 4 * DEADLINE)
 
 
 def test_nothing_is_left_of_a_tree_that_has_ended(
@@ -143,12 +143,12 @@ def test_nothing_is_left_of_a_tree_that_has_ended(
     tree = start_tree("testapp.Leased", "--http", "0", "--no-dispatcher", "--no-maintenance")
     tree.wait_for_workers()
     (there,) = tmp_path.glob("queueapp-metrics-*")
-    left = tmp_path / "queueapp-metrics-killed"
-    left.mkdir()
-    (left / "lock").touch()
+    remaining = tmp_path / "queueapp-metrics-killed"
+    remaining.mkdir()
+    (remaining / "lock").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     MetricsCollector().close()
-    assert list(tmp_path.glob("queueapp-metrics-*")) == [there], "nobody has the other one"
+    assert list(tmp_path.glob("queueapp-metrics-*")) == [there], "no process has the other one"
     assert tree.terminate() == 0, tree.output
     assert list(tmp_path.glob("queueapp-metrics-*")) == []
 
@@ -245,8 +245,8 @@ def test_liveness_answers_beside_a_thousand_idle_and_half_sent_connections() -> 
         assert ask(endpoint.address, "/metrics") == 200
         assert time.monotonic() - started < 5
     finally:
-        for one in idle:
-            one.close()
+        for item in idle:
+            item.close()
         endpoint.close()
 
 
@@ -262,15 +262,15 @@ def test_liveness_answers_while_all_other_requests_wait_for_a_database() -> None
     port = int(endpoint.address.rpartition(":")[2])
     waiting = [socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) for _ in range(20)]
     try:
-        for one in waiting:
-            one.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        for message in waiting:
+            message.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert ask(endpoint.address, "/healthz") == 200
         blocked.set()
-        answers = sorted(one.recv(100).split()[1] for one in waiting)
+        answers = sorted(item.recv(100).split()[1] for item in waiting)
         assert answers == [b"200"] * 16 + [b"503"] * 4
     finally:
-        for one in waiting:
-            one.close()
+        for message in waiting:
+            message.close()
         endpoint.close()
 
 
@@ -280,9 +280,12 @@ def test_a_malformed_request_is_refused_and_the_next_one_answered(request_: byte
     endpoint.start({"/healthz": lambda _: Reply(200, b"ok\n")}, ("/healthz",))
     try:
         port = int(endpoint.address.rpartition(":")[2])
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as one:
-            one.sendall(request_)
-            assert b" 200 " not in one.recv(1000)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection,
+        ):
+            connection.sendall(request_)
+            assert b" 200 " not in connection.recv(1000)
         assert ask(endpoint.address, "/healthz") == 200
     finally:
         endpoint.close()

@@ -31,8 +31,8 @@ def test_message_in_hand_is_seen_with_its_lease_and_its_queue(slots: InFlightSlo
 
     slot.begin(77)
 
-    (one,) = slots.in_flight()
-    assert (one.queue, one.seq, one.token, one.subscriber) == (2, 77, token, owner)
+    (in_flight,) = slots.in_flight()
+    assert (in_flight.queue, in_flight.seq, in_flight.token, in_flight.subscriber) == (2, 77, token, owner)
 
 
 def test_message_that_has_ended_is_not_in_hand(slots: InFlightSlots) -> None:
@@ -44,12 +44,12 @@ def test_message_that_has_ended_is_not_in_hand(slots: InFlightSlots) -> None:
 
 
 def test_subscribers_of_all_slots_are_known_once_each(slots: InFlightSlots) -> None:
-    one, other = uuid.uuid4(), uuid.uuid4()
-    slots.slot(0).describe(0, one)
-    slots.slot(1).describe(0, one)
-    slots.slot(2).describe(1, other)
+    first, second = uuid.uuid4(), uuid.uuid4()
+    slots.slot(0).describe(0, first)
+    slots.slot(1).describe(0, first)
+    slots.slot(2).describe(1, second)
 
-    assert slots.subscribers() == [(0, one), (1, other)]
+    assert slots.subscribers() == [(0, first), (1, second)]
 
 
 @pytest.mark.parametrize("headers", ['{"type":"x"}', "{" + "é" * 10_000 + "}", "\udce4 undecodable"])
@@ -61,10 +61,10 @@ def test_headers_of_a_message_that_is_nowhere_else_are_kept_as_far_as_they_fit(
     slot.keep(identity.bytes, headers)
     slot.begin(1)
 
-    (one,) = slots.in_flight()
-    assert str(identity) in one.text
-    assert headers[:10].encode(errors="replace").decode() in one.text
-    assert len(one.text.encode()) <= 4200
+    (in_flight,) = slots.in_flight()
+    assert str(identity) in in_flight.text
+    assert headers[:10].encode(errors="replace").decode() in in_flight.text
+    assert len(in_flight.text.encode()) <= 4200
 
 
 def test_clearing_forgets_everything(slots: InFlightSlots) -> None:
@@ -85,4 +85,4 @@ def test_what_a_killed_process_had_in_hand_is_seen_by_the_survivor(slots: InFlig
         os._exit(9)
     os.waitpid(child, 0)
 
-    assert [one.seq for one in slots.in_flight()] == [4711]
+    assert [in_flight.seq for in_flight in slots.in_flight()] == [4711]

@@ -32,7 +32,7 @@ def handled() -> list[str]:
 def children_of(pid: int) -> list[int]:
     """The process ids of a process' children."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(one) for one in found.split()]
+    return [int(word) for word in found.split()]
 
 
 def test_a_tree_works_off_what_waits_in_the_journal(start_tree: Start) -> None:
@@ -59,11 +59,11 @@ def test_a_tree_whose_processes_are_killed_loses_and_doubles_nothing(start_tree:
 
 
 @pytest.mark.django_db
-def test_what_is_inactive_is_left_and_for_nobody_where_nobody_fills_the_queue() -> None:
+def test_inactive_messages_are_left_and_unroutable_where_no_process_fills_the_queue() -> None:
     put(3)
     assert remaining([Deep], runs_maintenance=True)[:2] == ("testapp.Deep: 3 inactive in the journal", False)
-    left = remaining([Deep], runs_maintenance=False)
-    assert left[:2] == (
+    rest = remaining([Deep], runs_maintenance=False)
+    assert rest[:2] == (
         "testapp.Deep: 3 inactive in the journal, no process of this tree fills queues from the journal",
         True,
     )

@@ -19,9 +19,9 @@ def test_eight_workers_receive_in_vain_less_than_every_tenth_time(
     start_tree: Callable[..., Tree], queue: type[Leased]
 ) -> None:
     in_vain: list[float] = []
-    # More than once, because those that are kept from running find gone what they saw: whoever else wants the cores is
-    # to blame. Two cores of their own: 2 to 5 %; beside another test: 5 to 7 %; when each believes that all of a
-    # backlog is for it: 32 %.
+    # More than once, because those that are kept from running find gone what they saw: other processes that want the
+    # cores are to blame. Two cores of their own: 2 to 5 %; beside another test: 5 to 7 %; when each believes that all
+    # of a backlog is for it: 32 %.
     while len(in_vain) < 4 and min(in_vain, default=1.0) >= 0.1:
         in_vain.append(share_in_vain(start_tree("8", queue._meta.label, command=FORKED), queue))
     assert min(in_vain) < 0.1, in_vain
@@ -39,5 +39,5 @@ def share_in_vain(tree: Tree, queue: type[Leased]) -> float:
     assert tree.terminate() == 0
 
     assert sum(tree.numbers("handled")) == sent
-    assert min(tree.numbers("handled")) > 0, "nobody took everything"
+    assert min(tree.numbers("handled")) > 0, "no worker took everything"
     return sum(tree.numbers("empty receives")) / sent

@@ -1,4 +1,5 @@
-"""What others insert into a queue with expressions is evaluated by the process tree, and told by ``--until-empty``."""
+"""What others insert into a queue with expressions is evaluated by the process tree, and reported by
+``--until-empty``."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Start = Callable[..., Tree]
 
 def insert(*minutes: int) -> None:
     with connection.cursor() as cursor:
-        for each in minutes:
-            row = [str(uuid.uuid4()), "{}", json.dumps({"minutes": each}).encode()]
+        for minute in minutes:
+            row = [str(uuid.uuid4()), "{}", json.dumps({"minutes": minute}).encode()]
             cursor.execute(f"INSERT INTO {LateFlights._meta.db_table} (id, headers, body) VALUES (%s, %s, %s)", row)
 
 
@@ -34,11 +35,11 @@ def test_a_tree_evaluates_what_others_insert(start_tree: Start) -> None:
 
 
 @pytest.mark.django_db
-def test_what_is_held_is_left_and_for_nobody_where_nobody_evaluates_it() -> None:
+def test_pending_messages_are_left_and_unroutable_where_no_process_evaluates_them() -> None:
     insert(25)
     assert remaining([LateFlights], runs_maintenance=True)[:2] == ("testapp.LateFlights: 1 pending evaluation", False)
-    left = remaining([LateFlights], runs_maintenance=False)
-    assert left[:2] == (
+    rest = remaining([LateFlights], runs_maintenance=False)
+    assert rest[:2] == (
         "testapp.LateFlights: 1 pending evaluation, no process of this tree evaluates pending messages",
         True,
     )

@@ -27,7 +27,7 @@ from workers.processes.until_empty import remaining
 
 Start = Callable[..., Tree]
 PASSWORD = "Only-4-tests"
-#: How somebody who may log in and nothing else is made, and removed.
+#: How a role that may only log in is made, and removed.
 LOGINS = {
     "postgresql": (
         f"CREATE ROLE \"{{0}}\" LOGIN PASSWORD '{PASSWORD}'", 'DROP OWNED BY "{0}"; DROP ROLE "{0}"'
@@ -74,7 +74,7 @@ def grants_in(output: str) -> list[str]:
     return re.findall(r"GRANT [^;]+;", output)
 
 
-def test_a_worker_that_may_not_receive_ends_and_what_it_says_mends_it(start_tree: Start, user: User) -> None:
+def test_a_worker_that_may_not_receive_ends_and_prints_the_remedy(start_tree: Start, user: User) -> None:
     Leased.send(Ping("kept"))
 
     refused = start_tree("testapp.Leased", "--until-empty")
@@ -93,10 +93,10 @@ def test_a_worker_that_may_not_receive_ends_and_what_it_says_mends_it(start_tree
     assert "Warning" not in mended.output
 
 
-def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tree: Start, user: User) -> None:
+def test_a_revoked_privilege_is_logged_once_and_seen_by_operators(start_tree: Start, user: User) -> None:
     quoted = connection.ops.quote_name(user.name)
     run(f"GRANT SELECT, INSERT ON {connection.ops.quote_name(Effect._meta.db_table)} TO {quoted}")
-    run("".join(re.sub(r" TO \S+;", f" TO {quoted};", one) for one in grants("worker")))
+    run("".join(re.sub(r" TO \S+;", f" TO {quoted};", grant) for grant in grants("worker")))
     tree = start_tree("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     tree.wait_for_workers()
     right = f"UPDATE ON {connection.ops.quote_name(Leased._meta.db_table)}"
@@ -104,10 +104,10 @@ def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tre
     run(f"REVOKE {right} FROM {quoted}")
     Leased.send(Ping("late"))
     trouble = Subscriber.objects.exclude(queue__in=NO_QUEUES).values_list("breakers", flat=True)
-    told = eventually(lambda: next((text for text in trouble.all() if "open" in text), None))
+    reported = eventually(lambda: next((text for text in trouble.all() if "open" in text), None))
 
-    assert "Receive from testapp.Leased" in told
-    assert f"GRANT {right} TO " in told.replace('\\"', '"'), "queuestats and the overview show it"
+    assert "Receive from testapp.Leased" in reported
+    assert f"GRANT {right} TO " in reported.replace('\\"', '"'), "queuestats and the overview show it"
     assert tree.output.count("Receive from testapp.Leased is refused, and no retry repairs that") == 1
     assert tree.terminate() == 0
 
@@ -116,12 +116,12 @@ def test_a_right_that_is_taken_away_is_said_once_and_seen_by_operators(start_tre
 def test_work_until_empty_has_no_end_without_rights_so_it_is_given_up() -> None:
     Leased.send(Ping("kept"))
     with acting_as("inspector"):
-        left = remaining([Leased], runs_maintenance=True)
-    assert (left.hopeless, left.refused) == (True, True)
-    assert f"the database user may not UPDATE, DELETE in table {Leased._meta.db_table}" in left.words.replace(
+        rest = remaining([Leased], runs_maintenance=True)
+    assert (rest.hopeless, rest.refused) == (True, True)
+    assert f"the database user may not UPDATE, DELETE in table {Leased._meta.db_table}" in rest.words.replace(
         "INSERT, ", ""
     )
-    assert grants_in(left.words)
+    assert grants_in(rest.words)
     with acting_as("worker"):
         assert remaining([Leased], runs_maintenance=True) == ("testapp.Leased: 1 ready", False, False)
 
@@ -133,7 +133,7 @@ def test_a_worker_lacks_nothing_with_the_documented_grants() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_user_that_can_write_nothing_by_a_setting_is_told_how_to_end_it() -> None:
+def test_error_for_a_read_only_user_names_the_setting_to_change() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL has it per user; a SQL Server's database would be read-only for all other tests")
     run("SET default_transaction_read_only = on")
@@ -146,7 +146,7 @@ def test_a_user_that_can_write_nothing_by_a_setting_is_told_how_to_end_it() -> N
 
 
 @pytest.mark.django_db
-def test_only_a_missing_right_is_said_to_need_one() -> None:
+def test_only_a_missing_privilege_is_reported_as_one() -> None:
     backend = backend_of(connection)
     assert backend.schema.missing_privileges(connection, Leased._meta.db_table, ["SELECT", "DELETE"]) == []
     assert remedy_of(ValueError("permission denied")) is None

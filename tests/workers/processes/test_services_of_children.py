@@ -1,4 +1,5 @@
-"""Which child of a tree dispatches and which keeps house, in which databases, and who says that nobody does."""
+"""Which child of a tree dispatches and which runs maintenance, in which databases, and which log line reports an
+unattended service."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher
 from workers.processes.supervisor import Supervisor
 from workers.processes.until_empty import NOTHING, DrainCheck, is_empty, remaining
 
-OTHER = "warehouse"
+WAREHOUSE = "warehouse"
 
 
 class Routes:
     def db_for_write(self, model: Any, **hints: Any) -> str | None:
-        return OTHER if model is Transactional else None
+        return WAREHOUSE if model is Transactional else None
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Transactional lies there, and the default database keeps delayed messages for it."""
     settings.DATABASE_ROUTERS = [Routes()]
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ("default",))
-    with known_as(OTHER):
+    with known_as(WAREHOUSE):
         yield
 
 
@@ -47,9 +48,9 @@ def warehouse(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "role", "runs_maintenance", "aliases", "lacking"),
     [
-        ({}, "dispatcher", True, ["default", OTHER], []),
-        ({"maintenance": False}, "dispatcher", False, ["default", OTHER], [MAINTENANCE]),
-        ({"dispatcher": False}, "maintenance", True, [OTHER], [DISPATCHER]),
+        ({}, "dispatcher", True, ["default", WAREHOUSE], []),
+        ({"maintenance": False}, "dispatcher", False, ["default", WAREHOUSE], [MAINTENANCE]),
+        ({"dispatcher": False}, "maintenance", True, [WAREHOUSE], [DISPATCHER]),
     ],
 )
 def test_one_child_does_both_or_one_of_it_where_the_queues_are_or_are_delayed(
@@ -59,13 +60,13 @@ def test_one_child_does_both_or_one_of_it_where_the_queues_are_or_are_delayed(
 
     assert (child.name, child.options.role) == (role, role)
     assert (child.options.runs_maintenance, child.options.aliases) == (runs_maintenance, aliases)
-    assert [set(one.options.lacking) for one in workers] == [set(lacking), set()], "one says it for all"
+    assert [set(worker.options.lacking) for worker in workers] == [set(lacking), set()], "one says it for all"
 
 
 def test_a_tree_that_does_neither_has_workers_alone() -> None:
     children = Supervisor([Leased], processes=2, dispatcher=False, maintenance=False).children
 
-    assert [one.options.role for one in children] == ["worker", "worker"]
+    assert [item.options.role for item in children] == ["worker", "worker"]
     assert set(children[0].options.lacking) == {DISPATCHER, MAINTENANCE}
 
 
@@ -91,25 +92,27 @@ def services_of(monkeypatch: pytest.MonkeyPatch, role: str, *, runs_maintenance:
 
 
 def of(kind: type, found: list[Any]) -> list[Any]:
-    return [one for one in found if type(one) is kind]
+    return [item for item in found if type(item) is kind]
 
 
 def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = services_of(monkeypatch, "dispatcher", runs_maintenance=True, aliases=["default", OTHER])
+    found = services_of(monkeypatch, "dispatcher", runs_maintenance=True, aliases=["default", WAREHOUSE])
 
-    assert [one.alias for one in of(DelayedDispatcher, found)] == ["default", OTHER]
-    assert [(one.alias, one.target) for one in of(Forwarder, found)] == [("default", OTHER)]
+    assert [registration.alias for registration in of(DelayedDispatcher, found)] == ["default", WAREHOUSE]
+    assert [(registration.alias, registration.target) for registration in of(Forwarder, found)] == [
+        ("default", WAREHOUSE)
+    ]
     here, there = of(Maintenance, found)
     assert there._queues == [Transactional]
     assert Leased in here._queues
     assert all(queue._meta.managed or registered.of(queue) for queue in here._queues)
     (first, _) = of(ServiceHeartbeat, found)
-    names = {name: [one.name.split(" ")[0] for one in own] for name, (_, own) in first._breakers.items()}
+    names = {name: [item.name.split(" ")[0] for item in breaker] for name, (_, breaker) in first._breakers.items()}
     assert names == {
         DISPATCHER: ["Fetch", "Dispatch", "Recovery"] * 2,
         MAINTENANCE: ["Maintenance", "Evaluation", "Journal"],
     }, "those of the forwarder as well"
-    dispatching = {one.elector.role for one in found if isinstance(one, DelayedDispatcher)}
+    dispatching = {item.elector.role for item in found if isinstance(item, DelayedDispatcher)}
     assert not dispatching & {here._elector.role, there._elector.role}, "each is elected for itself"
 
 
@@ -128,18 +131,18 @@ def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: st
 def test_a_wake_up_wakes_the_dispatcher_and_the_forwarder_of_its_own_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = services_of(monkeypatch, "dispatcher", runs_maintenance=False, aliases=["default", OTHER])
+    found = services_of(monkeypatch, "dispatcher", runs_maintenance=False, aliases=["default", WAREHOUSE])
     woken: list[str] = []
     monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
     first, second = of(Listener, found)
 
     first._on_notify("delayed")
-    assert woken == ["dispatcher-default", f"dispatcher-default for {OTHER}"]
+    assert woken == ["dispatcher-default", f"dispatcher-default for {WAREHOUSE}"]
     woken.clear()
     second._on_notify("delayed")
-    assert woken == [f"dispatcher-{OTHER}"]
+    assert woken == [f"dispatcher-{WAREHOUSE}"]
     second._on_notify("testapp.Leased")
-    assert woken == [f"dispatcher-{OTHER}"]
+    assert woken == [f"dispatcher-{WAREHOUSE}"]
 
 
 @pytest.mark.django_db
@@ -185,7 +188,7 @@ def test_a_publication_wakes_who_fills_queues_from_the_journal(monkeypatch: pyte
     assert woken == ["journal-default"]
 
 
-def test_nothing_is_journaled_so_nobody_keeps_a_journal(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+def test_without_journaled_topics_no_journal_service_runs(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.QUEUEAPP = {}
     monkeypatch.setattr(Deep.delivery, "target_queue_depth", None)
     found = services_of(monkeypatch, "maintenance", runs_maintenance=True, aliases=["default"])
@@ -201,5 +204,5 @@ def test_a_foreign_queue_with_a_consumer_is_maintained_and_so_are_its_alerts(
     consumer(ForeignPostgres, name="tests")(lambda message: None)
     found = services_of(monkeypatch, "maintenance", runs_maintenance=True, aliases=["default"])
 
-    for (one,) in (of(Maintenance, found), of(AlertEvaluator, found)):
-        assert ForeignPostgres in one._queues
+    for (item,) in (of(Maintenance, found), of(AlertEvaluator, found)):
+        assert ForeignPostgres in item._queues

@@ -13,22 +13,22 @@ LEVELS = [("", 1), ("", 0)]
 
 def test_each_floor_and_each_count_has_a_place_of_its_own() -> None:
     shared = SharedLowWaterMarks(2)
-    one, other = LowWaterMarks(LEVELS, leveled=True), LowWaterMarks(LEVELS, leveled=True)
-    assert shared.share(1, one)
-    assert SharedLowWaterMarks(2, shared.fd).share(1, other)
-    one.skip(("", 1), lambda low: 100)
-    one.skip(("", 0), lambda low: 200)
-    assert sorted(other.ahead()) == sorted([SeqRange(100, MAX_SEQ, "", 1), SeqRange(200, MAX_SEQ, "", 0)])
-    assert (other.returns, other.retreats) == (0, 0)
+    first, second = LowWaterMarks(LEVELS, leveled=True), LowWaterMarks(LEVELS, leveled=True)
+    assert shared.share(1, first)
+    assert SharedLowWaterMarks(2, shared.fd).share(1, second)
+    first.skip(("", 1), lambda low: 100)
+    first.skip(("", 0), lambda low: 200)
+    assert sorted(second.ahead()) == sorted([SeqRange(100, MAX_SEQ, "", 1), SeqRange(200, MAX_SEQ, "", 0)])
+    assert (second.returns, second.retreats) == (0, 0)
 
-    one.retreat(150, returned=False)
-    assert (other.returns, other.retreats) == (0, 1)
-    one.retreat(50)
-    assert (other.returns, other.retreats) == (1, 2)
+    first.retreat(150, returned=False)
+    assert (second.returns, second.retreats) == (0, 1)
+    first.retreat(50)
+    assert (second.returns, second.retreats) == (1, 2)
     shared.messages_returned()
 
-    assert (other.returns, other.retreats) == (2, 3)
-    assert sorted(other.ahead()) == sorted([SeqRange(50, MAX_SEQ, "", 1), SeqRange(50, MAX_SEQ, "", 0)])
+    assert (second.returns, second.retreats) == (2, 3)
+    assert sorted(second.ahead()) == sorted([SeqRange(50, MAX_SEQ, "", 1), SeqRange(50, MAX_SEQ, "", 0)])
 
 
 @pytest.mark.parametrize(("levels", "fit"), [(WORDS - 3, True), (WORDS - 2, False)])

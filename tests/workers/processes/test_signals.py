@@ -1,4 +1,4 @@
-"""Signals may come at any instant: their handlers take no lock, and somebody else does what they ask for."""
+"""Signals may come at any instant: their handlers take no lock, and another thread does what they ask for."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_signals_are_counted_and_end_the_wait(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
         signals.wait(DEADLINE)
         assert signals.stop_count == 1
-        for _ in range(10_000):  # more than anybody reads at once
+        for _ in range(10_000):  # more than a reader takes at once
             signals.stop()
         signals.wait(DEADLINE)
         assert signals.stop_count > 1
@@ -109,12 +109,12 @@ def test_the_end_of_a_child_ends_the_wait_at_once() -> None:
     signals = Signals()
     with signals.installed(children=True):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL)
-        killer = threading.Thread(target=child.kill)
-        killer.start()
+        kill = threading.Thread(target=child.kill)
+        kill.start()
         started = monotonic()
         while child.poll() is None:
             signals.wait(DEADLINE)
-        killer.join()
+        kill.join()
 
     assert monotonic() - started < DEADLINE / 2
     assert signals.stop_count == 0

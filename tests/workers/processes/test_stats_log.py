@@ -16,7 +16,7 @@ from workers.processes.child import StatsLog
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
 
-def test_one_line_says_what_was_done_since_the_last_one(
+def test_one_line_states_what_was_done_since_the_last_one(
     start_worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
     def act(message: Nop) -> None:

@@ -14,7 +14,7 @@ from tests.testapp.models import Leased
 from tests.workers.trees import Tree, children_of
 
 
-def test_processes_told_to_stop_while_they_stand_still_end_when_they_go_on(start_tree: Callable[..., Tree]) -> None:
+def test_processes_with_a_stop_request_while_frozen_end_when_they_continue(start_tree: Callable[..., Tree]) -> None:
     tree = start_tree(Leased._meta.label, "--processes", "4")
     tree.wait_for_workers(4)
     children = children_of(tree.process.pid)

@@ -1,4 +1,4 @@
-"""The process tree: it starts, replaces what dies, ends when it is told to or when there is nothing left to do.
+"""The process tree: it starts, replaces what dies, ends on request or when there is nothing left to do.
 
 What becomes of the messages of a process that dies is the business of tests/crash.
 """
@@ -32,15 +32,15 @@ def test_a_worker_that_dies_is_replaced(start_tree: Start) -> None:
     (worker,) = tree.wait_for_workers()
 
     os.kill(worker, signal.SIGKILL)
-    (other,) = eventually(lambda: [one for one in tree.workers if one != worker])
+    (second,) = eventually(lambda: [item for item in tree.workers if item != worker])
     for queue in (Leased, Transactional):
         queue.send(Ping(queue.__name__))
     eventually(lambda: Effect.objects.count() == 2)
 
     assert tree.terminate() == 0
     assert "was killed by SIGKILL" in tree.output
-    assert other != worker
-    assert not Subscriber.objects.exists(), "the dead one was signed off by its supervisor, the other by itself"
+    assert second != worker
+    assert not Subscriber.objects.exists(), "the dead process was deregistered by its supervisor, the other by itself"
 
 
 def test_a_tree_works_until_the_queues_and_their_delayed_messages_are_gone(start_tree: Start) -> None:
@@ -70,8 +70,8 @@ QUEUEAPP = {**QUEUEAPP, "SHUTDOWN_GRACE": 1}
 def test_a_tree_that_works_until_empty_waits_for_handlers_whose_messages_are_in_no_table(
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path, is_left: bool
 ) -> None:
-    """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though nobody had
-    asked."""
+    """It ended when the table was empty, and what took longer than ``SHUTDOWN_GRACE`` was interrupted though no
+    operator had asked."""
     set_up(child_environment, tmp_path, "short_grace", SHORT_GRACE)
     AtMostOnce.send(Ping("slow", sleep_ms=8000 if is_left else 4000))
     if is_left:
@@ -96,10 +96,10 @@ def test_a_tree_that_works_until_empty_waits_for_the_handlers_of_barriers(
 
 
 class Strange(msgspec.Struct):
-    """Nobody has a consumer for it."""
+    """It has no consumer."""
 
 
-def test_a_tree_ends_with_a_status_of_its_own_when_nobody_here_takes_what_is_left(start_tree: Start) -> None:
+def test_a_tree_ends_with_a_status_of_its_own_when_unroutable_messages_are_left(start_tree: Start) -> None:
     for queue in (Leased, Addressed):
         queue.send(Ping(queue.__name__))
         queue.send(Strange())
@@ -114,7 +114,7 @@ def test_a_tree_ends_with_a_status_of_its_own_when_nobody_here_takes_what_is_lef
     assert "1 for recipient 'renamed', no consumer in this project" in tree.output
 
 
-def test_a_tree_that_works_until_empty_says_what_it_waits_for(start_tree: Start) -> None:
+def test_a_tree_that_works_until_empty_states_what_it_waits_for(start_tree: Start) -> None:
     AtMostOnce.send(Ping("later"), delay=timedelta(hours=3))
     AtMostOnce.send(Strange())
     tree = start_tree("testapp.AtMostOnce", "--until-empty")
@@ -125,14 +125,14 @@ def test_a_tree_that_works_until_empty_says_what_it_waits_for(start_tree: Start)
 
 
 @pytest.mark.django_db
-def test_what_is_left_and_whether_it_is_for_anybody_here() -> None:
+def test_remaining_messages_and_whether_a_consumer_here_takes_them() -> None:
     assert remaining([Leased, Urgent], runs_maintenance=True) == NOTHING
     Leased.send(Strange())
     assert remaining([Leased], runs_maintenance=True).hopeless
     Urgent.send(Strange(), priority=2)
-    left = remaining([Leased, Urgent], runs_maintenance=True)
-    assert left.hopeless
-    assert f"testapp.Urgent: 1 ready, 1 for type '{__name__}.Strange', no consumer in this project" in left.words
+    rest = remaining([Leased, Urgent], runs_maintenance=True)
+    assert rest.hopeless
+    assert f"testapp.Urgent: 1 ready, 1 for type '{__name__}.Strange', no consumer in this project" in rest.words
     Leased.send(Ping("known"))
     assert not remaining([Leased, Urgent], runs_maintenance=True).hopeless
     Leased.objects.filter(headers__contains="Ping").update(lease_expires=Now() + timedelta(hours=1))
@@ -146,15 +146,15 @@ def test_what_is_left_and_whether_it_is_for_anybody_here() -> None:
 
 
 @pytest.mark.django_db
-def test_a_barrier_that_waits_for_a_worker_is_for_somebody_here() -> None:
-    """Nobody can claim it, so no type was found, and a tree whose workers took long to start had ended with 3."""
+def test_a_barrier_that_waits_for_a_worker_has_a_consumer_here() -> None:
+    """It cannot be claimed, so no type was found, and a tree whose workers took long to start had ended with 3."""
     Fenced.send(Ping("barrier"), is_barrier=True)
     Fenced.send(Ping("behind"))
     assert remaining([Fenced], runs_maintenance=True) == ("testapp.Fenced: 2 ready", False, False)
 
 
 @pytest.mark.django_db
-def test_what_is_left_may_be_behind_much_that_is_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_messages_are_found_behind_many_unroutable_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.processes.until_empty.PIECE", 2)
     Leased.send_many([Strange()] * 5)
     assert remaining([Leased], runs_maintenance=True).hopeless
@@ -184,10 +184,10 @@ if "workers.processes.child" in sys.orig_argv:
 """
 
 
-def test_children_that_are_still_being_set_up_end_at_once_when_they_are_told_to(
+def test_children_in_setup_end_at_once_on_a_stop_request(
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Seen beside four busy loops: one that had been told to stop during its imports went on with them until it was
+    """Seen beside four busy loops: one with a stop request during its imports went on with them until it was
     killed, and the tree ended with 1. Here the user's settings never come to an end."""
     set_up(child_environment, tmp_path, "slow", SLOW)
     tree = start_tree("testapp.Leased")
@@ -214,6 +214,6 @@ def _runs(process: int) -> bool:
         (["--concurrency", "1000"], "--concurrency 1000 is not accepted: it must be from 1 to 256"),
     ],
 )
-def test_a_tree_that_cannot_work_says_why(arguments: list[str], said: str, transactional_db: None) -> None:
+def test_a_tree_that_cannot_work_gives_the_reason(arguments: list[str], said: str, transactional_db: None) -> None:
     with pytest.raises(CommandError, match=said):
         call_command("runqueueworker", *arguments)

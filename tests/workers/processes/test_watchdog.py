@@ -47,17 +47,17 @@ def test_a_handler_that_ignores_its_time_limit_costs_the_process(
     consumer(Leased, timeout=0.05, name="stubborn")(stubborn(release))
     Leased.send(Nop(1, ""))
     worker = start_worker(Leased)
-    wedged: list[float] = []
-    watching = Watchdog([worker.pump], lambda: wedged.append(monotonic()))
+    stuck: list[float] = []
+    watching = Watchdog([worker.pump], lambda: stuck.append(monotonic()))
     watching.start()
 
-    eventually(lambda: wedged)
+    eventually(lambda: stuck)
     watching._check()
     release.set()
     eventually(lambda: not Leased.objects.exists())
     assert watching.stop(30)
 
-    assert len(wedged) == 1, "told once"
+    assert len(stuck) == 1, "reported once"
     critical = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
     assert len(critical) == 1
     assert "stubborn ignores its time limit" in critical[0]
@@ -116,8 +116,8 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
 
 
 @pytest.mark.parametrize("queue", [Leased, AtMostOnce])
-def test_a_session_in_whose_use_a_limit_may_have_struck_is_not_used_again(start_worker: Start, queue: Any) -> None:
-    """Between an answer of the server and the driver's own notes of it: nobody can see that it did."""
+def test_a_session_that_a_limit_may_have_interrupted_is_not_used_again(start_worker: Start, queue: Any) -> None:
+    """Between an answer of the server and the driver's own notes of it: no check can see that it did."""
     sessions: list[Any] = []
     over = threading.Event()
 
@@ -139,24 +139,24 @@ def test_a_session_in_whose_use_a_limit_may_have_struck_is_not_used_again(start_
         worker.pump.wake()
         eventually(lambda number=number: len(sessions) == number and not queue.objects.exists())
 
-    struck, second, third = sessions
-    assert struck is not second
+    interrupted, second, third = sessions
+    assert interrupted is not second
     assert second is third, "only for that"
 
 
-def striking_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def interrupting_as_it_returns(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An interruption that was decided on while the handler ran, and is sent when it has just returned. The event is
     set in between."""
-    struck = threading.Event()
+    interrupted = threading.Event()
     really = watchdog.raise_in_thread
 
     def late(task: Any, exception: Any) -> None:
-        struck.set()
+        interrupted.set()
         eventually(lambda: task.active_handler is None)
         really(task, exception)
 
     monkeypatch.setattr(watchdog, "raise_in_thread", late)
-    return struck
+    return interrupted
 
 
 @pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
@@ -164,7 +164,7 @@ def test_an_interruption_that_arrives_when_the_handler_has_returned_goes_no_furt
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
 ) -> None:
     """It is late, and nothing else: not the next message, whose turn it is by then, and not the worker."""
-    struck = striking_as_it_returns(monkeypatch)
+    interrupted = interrupting_as_it_returns(monkeypatch)
     calls: list[int] = []
     failures: list[Any] = []
 
@@ -175,7 +175,7 @@ def test_an_interruption_that_arrives_when_the_handler_has_returned_goes_no_furt
     @consumer(queue, timeout=0.05, name="tests", policy=note)
     def act(message: Nop) -> None:
         calls.append(message.number)
-        while message.number == 1 and not struck.is_set():
+        while message.number == 1 and not interrupted.is_set():
             pass
 
     for number in range(1, 6):
@@ -196,7 +196,7 @@ def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_f
     """It was sent while the handler ran, and the very next instruction after that is where Python delivers it."""
     calls: list[int] = []
     failures: list[Any] = []
-    struck: list[bool] = []
+    interrupted: list[bool] = []
 
     def note(failure: Any) -> Any:
         failures.append(failure)
@@ -205,8 +205,8 @@ def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_f
     def run(task: Any, running: ActiveHandler | None) -> None:
         before = task.__dict__.get("active_handler")
         task.__dict__["active_handler"] = running
-        if before is not None and running is None and not struck:
-            struck.append(True)
+        if before is not None and running is None and not interrupted:
+            interrupted.append(True)
             raise TimeLimitExceeded("sent while it ran")
 
     monkeypatch.setattr(
@@ -232,13 +232,13 @@ def test_an_interruption_that_arrives_before_the_task_looks_out_for_it_goes_no_f
 def test_a_stop_that_arrives_when_the_handler_has_returned_goes_no_further(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
 ) -> None:
-    struck = striking_as_it_returns(monkeypatch)
+    interrupted = interrupting_as_it_returns(monkeypatch)
     running = threading.Event()
 
     @consumer(queue, name="tests")
     def act(message: Nop) -> None:
         running.set()
-        while not struck.is_set():
+        while not interrupted.is_set():
             pass
 
     queue.send(Nop(1, ""))
@@ -254,9 +254,9 @@ def test_a_stop_that_arrives_when_the_handler_has_returned_goes_no_further(
     assert "a receiver failed" not in caplog.text
 
 
-def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: threading.Event) -> None:
+def test_no_limit_waits_for_the_reader_of_the_log(start_worker: Start, release: threading.Event) -> None:
     """Two handlers are over their limits, and the log takes nothing until both are interrupted."""
-    struck: list[int] = []
+    interrupted: list[int] = []
 
     @consumer(Leased, timeout=0.2, name="tests", attempts=1)
     def act(message: Nop) -> None:
@@ -264,20 +264,20 @@ def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: 
             while not release.is_set():
                 pass
         except TimeLimitExceeded:
-            struck.append(message.number)
+            interrupted.append(message.number)
             raise
 
     class Blocked(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "exceeds its time limit" in record.getMessage():
-                eventually(lambda: len(struck) == 2)
+                eventually(lambda: len(interrupted) == 2)
 
     worker = start_worker(Leased, concurrency=2, watchdog=False)
     for number in (1, 2):
         Leased.send(Nop(number, ""))
     eventually(lambda: len([task for task in worker.pump.receivers if task.active_handler]) == 2)
     deadlines = [task.active_handler.deadline for task in worker.pump.receivers if task.active_handler]
-    eventually(lambda: monotonic() > max(one or 0.0 for one in deadlines))
+    eventually(lambda: monotonic() > max(deadline or 0.0 for deadline in deadlines))
     blocked = Blocked()
     logging.getLogger("queueapp.workers").addHandler(blocked)
     try:
@@ -288,7 +288,7 @@ def test_no_limit_waits_for_whoever_reads_the_log(start_worker: Start, release: 
         logging.getLogger("queueapp.workers").removeHandler(blocked)
         assert watching.stop(DEADLINE)
 
-    assert sorted(struck) == [1, 2]
+    assert sorted(interrupted) == [1, 2]
 
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["a limit", "a stop"])

@@ -1,4 +1,4 @@
-"""The watchdog and code of the user's that is no handler: hooks after a commit, policies, receivers of signals."""
+"""The watchdog and callbacks: hooks after a commit, policies, receivers of signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.receiving.handlers import Interrupted, TimeLimitExceeded, WorkerSto
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "soon_stuck")]
 Start = Callable[..., Worker]
-#: Seconds: of handlers that are not to be struck, also on a machine that stands still for a moment.
+#: Seconds: of handlers that must not be interrupted, also on a machine that stands still for a moment.
 LIMIT = 0.8
 EVERY = pytest.mark.parametrize("queue", [Leased, Transactional, AtMostOnce])
 
@@ -66,7 +66,11 @@ def receiving(signal: Any, receiver: Callable[..., None]) -> Iterator[None]:
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno == level and one.name == "queueapp.workers"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == level and record.name == "queueapp.workers"
+    ]
 
 
 @pytest.mark.parametrize("crash_tracking", [False, True])
@@ -102,7 +106,7 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
 
 
 def test_a_hook_that_uses_the_connection_leaves_it_usable(start_worker: Start, release: threading.Event) -> None:
-    """Struck between a statement and the driver's notes of it: the session is replaced."""
+    """Interrupted between a statement and the driver's notes of it: the session is replaced."""
     sessions: list[int] = []
     began, ended = threading.Event(), threading.Event()
 
@@ -141,22 +145,22 @@ def test_a_hook_that_ignores_its_time_limit_costs_the_process(
 
     Transactional.send(Nop(1, ""))
     worker = start_worker(Transactional, watchdog=False)
-    wedged: list[float] = []
-    watching = Watchdog([worker.pump], lambda: wedged.append(monotonic()))
+    stuck: list[float] = []
+    watching = Watchdog([worker.pump], lambda: stuck.append(monotonic()))
     watching.start()
 
-    eventually(lambda: wedged)
+    eventually(lambda: stuck)
     watching._check()
     release.set()
     assert watching.stop(30)
 
-    assert len(wedged) == 1, "told once"
+    assert len(stuck) == 1, "reported once"
     (critical,) = messages(caplog, logging.CRITICAL)
     assert "the hook Hanging of tests ignores its time limit with message " in critical
     assert hang.ended_by == [TimeLimitExceeded], "interrupted once"
 
 
-def test_what_hangs_without_a_limit_is_told_once(
+def test_a_callback_that_hangs_without_a_limit_is_reported_once(
     start_worker: Start, release: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     hang = Hanging(release)
@@ -201,7 +205,7 @@ def test_a_policy_that_hangs_is_interrupted_and_the_default_one_decides(
 
     eventually(lambda: Effect.objects.exists())
     assert hang.ended_by == [TimeLimitExceeded]
-    assert [one.reason for one in PoisonMessage.objects.all()] == ["failed 1 of 1 attempts: ValueError: 1"]
+    assert [item.reason for item in PoisonMessage.objects.all()] == ["failed 1 of 1 attempts: ValueError: 1"]
     assert list(Effect.objects.values_list("name", flat=True)) == ["kept"]
     assert "the recoverability policy of tests, for message" in caplog.text
     assert "a receiver failed" not in caplog.text
@@ -237,11 +241,11 @@ def test_receivers_of_a_signal_that_hang_are_interrupted_and_the_verdict_stands(
 def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, queue: Any
 ) -> None:
-    struck = threading.Event()
+    interrupted = threading.Event()
     really = watchdog.raise_in_thread
 
     def late(task: Any, exception: Any) -> None:
-        struck.set()
+        interrupted.set()
         eventually(lambda: task.active_callback is None)
         really(task, exception)
 
@@ -249,7 +253,7 @@ def test_an_interruption_that_arrives_when_a_policy_has_returned_goes_no_further
     attempts: list[int] = []
 
     def policy(failure: Any) -> Any:
-        while failure.attempt == 1 and not struck.is_set():
+        while failure.attempt == 1 and not interrupted.is_set():
             pass
         return RetryNow()
 

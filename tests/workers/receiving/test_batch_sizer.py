@@ -51,7 +51,7 @@ def test_one_slow_batch_shrinks_it_at_once() -> None:
     assert size.n == 2
 
 
-def test_a_batch_that_was_not_full_says_nothing_about_a_bigger_one() -> None:
+def test_a_batch_that_was_not_full_reports_nothing_about_a_bigger_one() -> None:
     size = BatchSizer(500, TARGET)
     size.observe(1, 0.00001)
     assert size.n == 2
@@ -72,9 +72,9 @@ def rows(*sizes: int | None) -> list[Claimed]:
 def claims(sizes: Iterable[int], batches: int) -> list[int]:
     """The bytes of so many full claims from a backlog of bodies of these sizes, by a task whose handlers take no
     time."""
-    size, left, weights = BatchSizer(500, TARGET, LIMIT), iter(sizes), []
+    size, remaining, weights = BatchSizer(500, TARGET, LIMIT), iter(sizes), []
     for _ in range(batches):
-        claimed = rows(*itertools.islice(left, size.n))
+        claimed = rows(*itertools.islice(remaining, size.n))
         weights.append(sum(len(row[BODY]) for row in claimed))
         size.weigh(claimed)
         assert size.n >= 1
@@ -82,12 +82,12 @@ def claims(sizes: Iterable[int], batches: int) -> list[int]:
     return weights
 
 
-@pytest.mark.parametrize("each", [1_000, 3_000, 33_333, 499_999])
-def test_bodies_of_one_size_stay_within_the_limit_from_the_first_claim_on(each: int) -> None:
-    weights = claims(itertools.repeat(each), 40)
+@pytest.mark.parametrize("size", [1_000, 3_000, 33_333, 499_999])
+def test_bodies_of_one_size_stay_within_the_limit_from_the_first_claim_on(size: int) -> None:
+    weights = claims(itertools.repeat(size), 40)
 
     assert max(weights) <= LIMIT
-    assert weights[-1] > LIMIT - 2 * each or weights[-1] == 500 * each, "and use it"
+    assert weights[-1] > LIMIT - 2 * size or weights[-1] == 500 * size, "and use it"
 
 
 def test_one_message_is_claimed_however_large_it_is() -> None:
@@ -143,7 +143,7 @@ def test_handlers_that_take_no_time_at_all_are_no_division_by_zero() -> None:
 def test_a_backlog_of_155_megabytes_is_claimed_in_bounded_batches(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, queue: Any
 ) -> None:
-    each, count = 310_000, 500
+    item, count = 310_000, 500
     claims: list[int] = []
     handled: list[int] = []
     claimed = QueueState.claimed
@@ -157,13 +157,13 @@ def test_a_backlog_of_155_megabytes_is_claimed_in_bounded_batches(
         handled.append(len(message))
 
     monkeypatch.setattr(QueueState, "claimed", weighing)
-    body = b"x" * each
+    body = b"x" * item
     queue.send_many(body for _ in range(count))
     start_worker(queue, concurrency=2)
 
     eventually(lambda: len(handled) == count)
     eventually(lambda: not queue.objects.exists())
 
-    assert sum(claims) == each * count == 155_000_000
+    assert sum(claims) == item * count == 155_000_000
     assert max(claims) <= queueapp_settings.MAX_BATCH_BYTES == 16 * 2**20
-    assert max(claims) > each, "and not one by one"
+    assert max(claims) > item, "and not one by one"

@@ -50,16 +50,16 @@ def low_of(claim: ActiveClaim) -> int:
 
 
 def test_claims_at_once_begin_on_neighbouring_stretches(begin: Any, floors: LowWaterMarks) -> None:
-    one, end_one = begin(500)
+    item, end_one = begin(500)
     two, end_two = begin(10)
     three, _ = begin(1)
 
-    assert [low_of(claim) for claim in (one, two, three)] == [100, 600, 610]
+    assert [low_of(claim) for claim in (item, two, three)] == [100, 600, 610]
 
     two.rows = rows(*range(600, 610))
     end_two()
     assert floors.lowest == 610
-    one.rows = rows(*range(100, 600))
+    item.rows = rows(*range(100, 600))
     end_one()
     assert floors.lowest == 610
 
@@ -78,8 +78,8 @@ def test_a_short_claim_leaves_no_hole_below_a_later_one(begin: Any, floors: LowW
 
 def test_a_failed_claim_leaves_its_stretch_to_the_next_one(begin: Any, floors: LowWaterMarks) -> None:
     _, end_failed = begin(500)
-    other, end_other = begin(500)
-    other.rows = rows(*range(600, 1100))
+    second, end_other = begin(500)
+    second.rows = rows(*range(600, 1100))
     end_other()
     assert floors.lowest == 1100
 
@@ -94,10 +94,10 @@ def test_behind_a_claim_that_hangs_no_message_waits_for_long(
     _, end_hanging = begin(500)
     monkeypatch.setattr(claim_tracker, "PATIENCE", 0.0)
 
-    other, end_other = begin(500)
+    second, end_other = begin(500)
 
-    assert low_of(other) == 100
-    other.rows = rows(*range(100, 600))
+    assert low_of(second) == 100
+    second.rows = rows(*range(100, 600))
     end_other()
     end_hanging()
     assert floors.lowest == 100, "what it would have taken may be free again"
@@ -124,7 +124,7 @@ def test_a_claim_looks_behind_the_floors_and_ahead_of_them_at_once(floors: LowWa
 
 
 def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: LowWaterMarks) -> None:
-    """A look ends after so many rows, because many lie there that nobody may take: no claim is to walk over the
+    """A look ends after so many rows, because of many that cannot be taken: no claim may scan the
     rest."""
     claims = ClaimTracker(floors)
     claims.peeked(PeekResult(0, 1, 7, reached=30), [SeqRange(7, 50)], 0.001)
@@ -133,7 +133,7 @@ def test_a_claim_looks_behind_the_floors_no_further_than_the_look_did(floors: Lo
         assert claim.ranges == [SeqRange(7, 30), SeqRange(100)]
 
 
-def test_nobody_walks_again_over_what_a_look_found_empty(floors: LowWaterMarks) -> None:
+def test_an_empty_range_is_not_scanned_again(floors: LowWaterMarks) -> None:
     """Rows that are dead and cannot be cleaned up yet: the look has walked over them, and that was enough."""
     claims = ClaimTracker(floors)
     claims.peeked(PeekResult(1, 0, 500), [], 0.001)
@@ -280,10 +280,12 @@ def test_what_is_not_for_this_process_is_stepped_over(floors: LowWaterMarks) -> 
         assert claim.ranges == [SeqRange(100, 100), SeqRange(106, 110), SeqRange(201)]
     claims.retreat(105)
     with claims.claim(6) as claim:
-        assert claim.ranges == [SeqRange(100, 100), SeqRange(105, 110), SeqRange(201)], "105 came back: somebody had it"
+        assert claim.ranges == [SeqRange(100, 100), SeqRange(105, 110), SeqRange(201)], (
+            "105 came back from another owner"
+        )
 
 
-def test_what_somebody_else_has_walked_over_meanwhile_is_not_walked_over_again(floors: LowWaterMarks) -> None:
+def test_a_range_that_another_claim_has_scanned_meanwhile_is_not_scanned_again(floors: LowWaterMarks) -> None:
     claims = ClaimTracker(floors)
     assert claims.rest_of(SeqRange(50)) == SeqRange(50)
     claims.extend_skipped(SeqRange(40), 200)
@@ -324,7 +326,7 @@ def test_large_claims_of_a_queue_with_levels_take_turns_but_not_for_long(monkeyp
         began.clear()
         patient = threading.Thread(target=second, args=(500,))
         patient.start()
-        assert began.wait(30), "nobody waits for long behind one that hangs"
+        assert began.wait(30), "no claim waits for long behind one that hangs"
         patient.join(30)
 
 
@@ -491,8 +493,8 @@ def test_what_a_failed_claim_had_taken_is_looked_for_behind_the_floors(leveled: 
 def test_a_claim_of_which_nothing_is_known_has_not_failed(floors: LowWaterMarks) -> None:
     """It was not made after all, or the queue was at its limit: to look just behind the floors for nothing each time
     kept the rescan from going on."""
-    with ClaimTracker(floors).claim(1) as mine:
-        assert mine.rows is None
+    with ClaimTracker(floors).claim(1) as claim:
+        assert claim.rows is None
 
     assert not floors.near_is_due
     assert floors.lowest == 100
@@ -542,10 +544,10 @@ def test_what_a_second_look_finds_gone_is_nothing_to_claim(floors: LowWaterMarks
     claims.peeked(PeekResult(0, 0, 0), window, 0.0)
     now = floors.behind()
 
-    with claims.claim(1) as mine:
-        mine.rows = []
+    with claims.claim(1) as claim:
+        claim.rows = []
 
-    assert mine.behind == []
+    assert claim.behind == []
     assert floors.behind() == now, "the next window was not looked at"
 
 
@@ -555,10 +557,10 @@ def test_a_short_claim_that_found_something_passes_no_window(floors: LowWaterMar
     _, window = claims.peek_ranges()
     claims.peeked(PeekResult(0, 2, 7, reached=100), window, 0.0)
 
-    with claims.claim(5) as mine:
-        mine.rows = rows(7)
+    with claims.claim(5) as claim:
+        claim.rows = rows(7)
 
-    assert floors.behind() == window, "above 100 nobody has looked"
+    assert floors.behind() == window, "above 100 was no look"
 
 
 def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> None:
@@ -570,9 +572,9 @@ def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> 
     claims.peeked(PeekResult(0, 2, 7), found, 0.001)
 
     def row(seq: int) -> Any:
-        one: list[Any] = [0] * 9
-        one[SEQ], one[RECIPIENT], one[PRIORITY] = seq, "", 1
-        return tuple(one)
+        item: list[Any] = [0] * 9
+        item[SEQ], item[RECIPIENT], item[PRIORITY] = seq, "", 1
+        return tuple(item)
 
     with claims.claim(2) as claim:
         claim.rows = [row(7), row(1000)]
@@ -580,7 +582,7 @@ def test_a_full_claim_of_a_high_level_leaves_what_was_found_of_a_lower_one() -> 
     assert claims.begin(2).behind == found
 
 
-def test_what_is_in_hand_is_claimed_by_nobody_here_until_it_is_let_go() -> None:
+def test_messages_in_flight_are_not_claimed_here_until_they_are_released() -> None:
     claims = ClaimTracker(LowWaterMarks())
     claims.exclude(5)
     claims.exclude(0)
@@ -606,45 +608,45 @@ SEQS = st.integers(1, 60)
 
 
 def test_stretches_that_touch_become_one() -> None:
-    one = SkipRanges()
+    skip_ranges = SkipRanges()
 
     for low, high in ((10, 20), (40, 50), (21, 30), (31, 39)):
-        one.add(low, high)
+        skip_ranges.add(low, high)
 
-    assert list(one) == [(10, 50)]
+    assert list(skip_ranges) == [(10, 50)]
 
 
 def test_what_comes_back_is_outside_again() -> None:
-    one = SkipRanges()
-    one.add(10, 20)
+    skip_ranges = SkipRanges()
+    skip_ranges.add(10, 20)
 
     for seq in (15, 10, 20, 5):
-        one.remove(seq)
+        skip_ranges.remove(seq)
 
-    assert list(one) == [(11, 14), (16, 19)]
+    assert list(skip_ranges) == [(11, 14), (16, 19)]
 
 
 def test_many_stretches_are_joined_where_they_are_nearest(monkeypatch: object) -> None:
-    one = SkipRanges()
+    skip_ranges = SkipRanges()
 
     for place in range(claim_tracker.MAX_SKIP_RANGES):
-        one.add(place * 100, place * 100 + (95 if place == 7 else 5))
-    one.add(100_000, 100_001)
+        skip_ranges.add(place * 100, place * 100 + (95 if place == 7 else 5))
+    skip_ranges.add(100_000, 100_001)
 
-    stretches = list(one)
+    stretches = list(skip_ranges)
     assert len(stretches) == claim_tracker.MAX_SKIP_RANGES
     assert (700, 805) in stretches
 
 
 def test_all_of_it_is_read_again_in_turn() -> None:
-    one = SkipRanges()
-    assert one.next_reread() is None
-    one.add(10, 20)
-    one.add(40, 50)
+    skip_ranges = SkipRanges()
+    assert skip_ranges.next_reread() is None
+    skip_ranges.add(10, 20)
+    skip_ranges.add(40, 50)
     seen = []
     for reached in (14, 20, 50, 12):
-        seen.append(one.next_reread())
-        one.reread_to(reached)
+        seen.append(skip_ranges.next_reread())
+        skip_ranges.reread_to(reached)
 
     assert seen == [(10, 20), (15, 20), (40, 50), (10, 20)]
 
@@ -653,20 +655,20 @@ def test_all_of_it_is_read_again_in_turn() -> None:
 def test_whatever_is_done_the_stretches_hold_what_a_set_would(
     steps: list[tuple[str, int, int]], low: int, high: int
 ) -> None:
-    one, held = SkipRanges(), set[int]()
+    skip_ranges, held = SkipRanges(), set[int]()
     for what, a, b in steps:
         if what == "add":
-            one.add(min(a, b), max(a, b))
+            skip_ranges.add(min(a, b), max(a, b))
             held |= set(range(min(a, b), max(a, b) + 1))
         else:
-            one.remove(a)
+            skip_ranges.remove(a)
             held.discard(a)
-    stretches = list(one)
+    stretches = list(skip_ranges)
 
     assert {seq for first, last in stretches for seq in range(first, last + 1)} == held
     assert all(last + 1 < first for (_, last), (first, _) in pairwise(stretches))
     low, high = min(low, high), max(low, high)
-    outside = one.outside(SeqRange(low, high))
+    outside = skip_ranges.outside(SeqRange(low, high))
     assert {seq for part in outside for seq in range(part.low, part.high + 1)} == set(range(low, high + 1)) - held
-    after = one.after(low)
+    after = skip_ranges.after(low)
     assert after == next(seq for seq in range(low, 100) if seq not in held)

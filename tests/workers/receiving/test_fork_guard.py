@@ -35,10 +35,10 @@ def test_the_code_is_that_of_a_script(failed: BaseException | None, code: int) -
 
 
 @pytest.mark.parametrize(
-    ("failed", "told"), [(ValueError("raised"), "ValueError: raised\n"), (SystemExit("in words"), "in words\n")]
+    ("failed", "message"), [(ValueError("raised"), "ValueError: raised\n"), (SystemExit("in words"), "in words\n")]
 )
 def test_what_it_has_written_and_why_it_ended_arrives(
-    capfd: pytest.CaptureFixture[str], failed: BaseException, told: str
+    capfd: pytest.CaptureFixture[str], failed: BaseException, message: str
 ) -> None:
     child = os.fork()
     if child == 0:
@@ -50,7 +50,7 @@ def test_what_it_has_written_and_why_it_ended_arrives(
     assert end_of(child) == 1
     out, err = capfd.readouterr()
     assert out == "written\n"
-    assert err.endswith(told)
+    assert err.endswith(message)
 
 
 def test_a_child_is_a_generation_away_and_its_child_two() -> None:

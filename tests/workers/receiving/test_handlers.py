@@ -38,8 +38,8 @@ def test_a_policy_of_its_own_may_want_more_attempts_than_the_project_has(
 
     consumer(Leased, name="tests", policy=policy, **options)(act)
     Leased.send(Nop(0, ""))
-    one = SingleReceiver(Leased)
-    while one.receive(1):
+    single_receiver = SingleReceiver(Leased)
+    while single_receiver.receive(1):
         pass
 
     assert seen == list(range(1, attempts + 1))
@@ -58,8 +58,8 @@ def test_max_deliveries_of_the_queue_bound_every_consumer(monkeypatch: pytest.Mo
 
     consumer(Leased, name="tests", policy=lambda failure: RetryNow())(act)
     Leased.send(Nop(0, ""))
-    one = SingleReceiver(Leased)
-    while one.receive(1):
+    single_receiver = SingleReceiver(Leased)
+    while single_receiver.receive(1):
         pass
 
     assert seen == [1, 2]
@@ -75,7 +75,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits, waits for ever: a test that should not wait does not end."""
+    """A waiter waits for ever: a test that should not wait does not end."""
     monkeypatch.setattr(handlers, "GATE_PATIENCE", threading.TIMEOUT_MAX)
 
 
@@ -97,7 +97,7 @@ def test_who_has_waited_in_vain_goes_on_without(taken: HandlerGate) -> None:
     assert not taken.enter()
 
 
-def test_nobody_waits_for_one_who_has_overstayed(taken: HandlerGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_handler_waits_for_an_overdue_handler(taken: HandlerGate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not taken.enter()
     monkeypatch.setattr(handlers, "GATE_PATIENCE", threading.TIMEOUT_MAX)
     assert not taken.enter()
@@ -132,9 +132,9 @@ def test_after_one_who_had_overstayed_turns_are_taken_again(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("patient")
-def test_one_who_gave_up_just_when_the_turn_was_left_keeps_nobody_from_it() -> None:
+def test_a_waiter_that_gave_up_when_the_permit_was_released_blocks_no_other() -> None:
     turn = HandlerGate()
-    turn.overstayed = True  # told after the other one had left
+    turn.overstayed = True  # set after the other one had left
     assert turn.enter()
 
 

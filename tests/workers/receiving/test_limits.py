@@ -47,7 +47,7 @@ class Gate:
 
     def __init__(self, queue: Any, fails: bool = False) -> None:
         self.open = threading.Event()
-        self.inside = self.most = self.ended = 0
+        self.inside = self.max_running = self.ended = 0
         self.numbers: list[int] = []
         self._fails = fails
         self._lock = threading.Lock()
@@ -56,25 +56,25 @@ class Gate:
     def _handle(self, message: Nop) -> None:
         with self._lock:
             self.inside += 1
-            self.most = max(self.most, self.inside)
+            self.max_running = max(self.max_running, self.inside)
             self.numbers.append(message.number)
         self.open.wait(30)
         with self._lock:
             self.inside -= 1
             self.ended += 1
         if self._fails:
-            raise ValueError("as it was told")
+            raise ValueError("on request")
 
 
 @contextmanager
-def never_more_out(queue: Any, most: int) -> Iterator[list[int]]:
+def never_more_out(queue: Any, limit: int) -> Iterator[list[int]]:
     """While the block runs no look from outside finds more leased messages than this. What the looks saw is
     returned."""
     seen, done = [0], threading.Event()
 
     def look() -> None:
         while not done.is_set():
-            seen.append(sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection)))
+            seen.append(sum(lease.messages for lease in queue_sql(queue, connection).limits.leases(connection)))
         connection.close()
 
     thread = threading.Thread(target=look)
@@ -84,17 +84,21 @@ def never_more_out(queue: Any, most: int) -> Iterator[list[int]]:
     finally:
         done.set()
         thread.join(30)
-        assert max(seen) <= most
+        assert max(seen) <= limit
 
 
 @pytest.mark.parametrize("queue", [Capped, CappedOnce])
 def test_max_backlog_holds_for_all_workers_together(start_worker: Start, queue: Any) -> None:
-    gate, most = Gate(queue), queue.delivery.max_backlog
+    gate, max_backlog = Gate(queue), queue.delivery.max_backlog
     queue.send_many(Nop(number, "") for number in range(60))
-    with never_more_out(queue, most):
+    with never_more_out(queue, max_backlog):
         for _ in range(3):
             start_worker(queue, heartbeat=True, concurrency=4)
-        eventually(lambda: sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection)) == most)
+        eventually(
+            lambda: (
+                sum(lease.messages for lease in queue_sql(queue, connection).limits.leases(connection)) == max_backlog
+            )
+        )
         gate.open.set()
         eventually(lambda: not queue.objects.exists())
     assert gate.ended == 60
@@ -110,7 +114,7 @@ def test_max_backlog_of_a_transactional_queue_bounds_its_open_handlers(start_wor
         assert len(batch) == 0
     gate.open.set()
     eventually(lambda: not CappedTransactional.objects.exists())
-    assert (gate.most, gate.ended) == (3, 20)
+    assert (gate.max_running, gate.ended) == (3, 20)
 
 
 def test_max_backlog_bounds_receive_as_well(start_worker: Start) -> None:
@@ -145,7 +149,7 @@ def test_max_backlog_set_at_run_time_is_in_force_for_workers(start_worker: Start
     eventually(lambda: gate.inside == 5)
     gate.open.set()
     eventually(lambda: not Capped.objects.exists())
-    assert gate.most == 5
+    assert gate.max_running == 5
 
 
 def test_lease_period_set_at_run_time_is_in_force_for_workers_and_receive(start_worker: Start) -> None:
@@ -178,7 +182,7 @@ def test_max_per_subscription_backlog_holds_for_each_process(start_worker: Start
         return [list(owners).count(worker.pump.subscriber) for worker in workers]
 
     eventually(lambda: held() == [4, 4])
-    assert gate.most <= 8
+    assert gate.max_running <= 8
     gate.open.set()
     eventually(lambda: not CappedEach.objects.exists())
     assert set(Subscriber.objects.values_list("backlog", flat=True)) == {4}
@@ -186,8 +190,8 @@ def test_max_per_subscription_backlog_holds_for_each_process(start_worker: Start
 
 def test_max_per_subscription_backlog_bounds_one_receive() -> None:
     CappedEach.send_many({"n": n} for n in range(9))
-    with CappedEach.receive(max_backlog=100) as one, CappedEach.receive(max_backlog=100) as other:
-        assert (len(one), len(other)) == (4, 4)
+    with CappedEach.receive(max_backlog=100) as batch, CappedEach.receive(max_backlog=100) as second_batch:
+        assert (len(batch), len(second_batch)) == (4, 4)
 
 
 def test_a_declared_backlog_is_bounded_by_the_queues(start_worker: Start) -> None:
@@ -230,10 +234,10 @@ def test_fairness_model_round_robin_gives_every_subscriber_its_turn(start_worker
 def test_fairness_model_gives_to_others_what_a_stopped_worker_did_not_come_for(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InTurns.delivery, "lease_period", timedelta(hours=1))  # nothing of it lapses
+    monkeypatch.setattr(InTurns.delivery, "lease_period", timedelta(hours=1))  # no lease expires
     gate = Gate(InTurns)
-    leaving, other = (start_worker(InTurns, heartbeat=True, concurrency=1) for _ in range(2))
-    eventually(lambda: leaving.pump.workers == other.pump.workers == 2)
+    leaving, second_worker = (start_worker(InTurns, heartbeat=True, concurrency=1) for _ in range(2))
+    eventually(lambda: leaving.pump.workers == second_worker.pump.workers == 2)
     InTurns.send_many(Nop(number, "") for number in range(6))
     eventually(lambda: gate.inside == 2)
     eventually(lambda: InTurns.objects.filter(lease_owner=leaving.pump.subscriber).count() == 3)
@@ -247,7 +251,7 @@ def test_fairness_model_gives_to_others_what_a_stopped_worker_did_not_come_for(
     assert gate.ended == 6
 
 
-def test_semantics_at_most_once_with_a_limit_what_could_not_be_acked_goes_with_the_goodbye(start_worker: Start) -> None:
+def test_semantics_at_most_once_with_a_limit_pending_acks_are_sent_at_deregistration(start_worker: Start) -> None:
     worker = start_worker(CappedOnce, heartbeat=True)
     worker.pump.paused = True
     CappedOnce.send_many({"n": n} for n in range(4))
@@ -357,8 +361,8 @@ def test_semantics_at_most_once_with_a_limit_frees_places_of_receive_as_they_are
         with CappedOnce.receive(max_backlog=3) as none:
             assert len(none) == 0
         next(iter(batch)).ack()
-        with CappedOnce.receive(max_backlog=3) as one:
-            assert len(one) == 1
+        with CappedOnce.receive(max_backlog=3) as item:
+            assert len(item) == 1
     assert CappedOnce.objects.count() == 1
     assert not Subscriber.objects.exists()
 

@@ -64,12 +64,12 @@ def gate() -> Iterator[Callable[[Any], Gate]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.open.set()
+    for item in made:
+        item.open.set()
 
 
 def leased(queue: Any) -> int:
-    return sum(one.messages for one in queue_sql(queue, connection).limits.leases(connection))
+    return sum(lease.messages for lease in queue_sql(queue, connection).limits.leases(connection))
 
 
 def test_max_backlog_set_at_run_time_is_lowered_and_raised_for_a_running_worker(start_worker: Start, gate: Any) -> None:
@@ -79,7 +79,7 @@ def test_max_backlog_set_at_run_time_is_lowered_and_raised_for_a_running_worker(
     eventually(lambda: held.inside == 5)
 
     control.set_option(Capped, "max_backlog", 2)
-    worker_has_been_told(Capped, "max_backlog", 2)
+    worker_has_override(Capped, "max_backlog", 2)
     held.open.set()  # those five go; from now on there are two at a time
     eventually(lambda: leased(Capped) <= 2)
     held.open.clear()
@@ -93,7 +93,7 @@ def test_max_backlog_set_at_run_time_is_lowered_and_raised_for_a_running_worker(
     eventually(lambda: not Capped.objects.exists())
 
 
-def worker_has_been_told(queue: Any, name: str, value: Any) -> None:
+def worker_has_override(queue: Any, name: str, value: Any) -> None:
     eventually(lambda: overrides.effective_value(queue, name, "default") == value)
 
 
@@ -106,7 +106,7 @@ def test_lease_period_set_at_run_time_holds_for_the_next_claim_of_a_running_work
     eventually(lambda: held.inside == 1)
 
     control.set_option(Leased, "lease_period", timedelta(hours=3))
-    worker_has_been_told(Leased, "lease_period", timedelta(hours=3))
+    worker_has_override(Leased, "lease_period", timedelta(hours=3))
     for number in (2, 3):  # the second may have gone with a claim that was under way
         Leased.send(Nop(number, ""))
         eventually(lambda number=number: held.inside == number)
@@ -190,11 +190,11 @@ def test_expiration_set_at_run_time_is_in_force_for_a_running_worker(start_worke
     Aging.send(Nop(2, ""))
 
     control.set_option(Aging, "expiration", timedelta(minutes=1))
-    worker_has_been_told(Aging, "expiration", timedelta(minutes=1))
+    worker_has_override(Aging, "expiration", timedelta(minutes=1))
     control.resume(Aging)
     eventually(lambda: handled)
     assert handled == [2]
-    # The first is over, and whoever keeps house removes it. The second's ack comes after its handler.
+    # The first is over, and maintenance removes it. The second's ack comes after its handler.
     eventually(lambda: Aging.objects.count() == 1)
 
     control.set_option(Aging, "expiration", None)

@@ -61,7 +61,7 @@ def send(queue: Any, count: int) -> None:
 
 
 def idle_pump(queue: Any = Leased, **options: Any) -> QueuePump:
-    """A pump that nobody runs."""
+    """A pump that does not run."""
     return QueuePump(queue, "default", stopping=threading.Event(), **options)
 
 
@@ -71,31 +71,31 @@ def a_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return pump.monotonic
 
 
-def waits_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch, count: int) -> list[float]:
+def waits_of(queue_pump: QueuePump, monkeypatch: pytest.MonkeyPatch, count: int) -> list[float]:
     """Run a pump, whose waits take no time, until it has waited so often; the waits that it wanted."""
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
         waits.append(seconds)
-        one.schedule.is_due = True
+        queue_pump.schedule.is_due = True
         if len(waits) == count:
-            one.stopping.set()
+            queue_pump.stopping.set()
 
-    monkeypatch.setattr(one, "wait", wait)
-    one.run()
+    monkeypatch.setattr(queue_pump, "wait", wait)
+    queue_pump.run()
     return waits
 
 
 @pytest.mark.usefixtures("fast")
 def test_an_idle_pump_waits_one_peek_delay_between_peeks(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
-    one = idle_pump()
+    pump = idle_pump()
 
-    waits = waits_of(one, monkeypatch, 3)
+    waits = waits_of(pump, monkeypatch, 3)
 
     assert waits == pytest.approx([7.0, 7.0, 7.0], abs=0.5)
-    assert one.stats.peeks == 3
-    assert one.stats.empty == 0, "no receive without something to receive"
+    assert pump.stats.peeks == 3
+    assert pump.stats.empty == 0, "no receive without something to receive"
 
 
 @pytest.mark.usefixtures("fast")
@@ -107,7 +107,7 @@ def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, set
     worker = start_worker(Leased)
     assert handled.wait(DEADLINE)
 
-    send(Leased, 1)  # and nobody tells, as if a wake-up had been throttled
+    send(Leased, 1)  # without a notification, as if it had been throttled
 
     eventually(lambda: worker.pump.stats.handled == 2)
 
@@ -115,18 +115,18 @@ def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, set
 @pytest.mark.usefixtures("fast")
 def test_an_empty_claim_is_followed_by_waits_that_double(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
-    one = idle_pump(concurrency=1)
+    item = idle_pump(concurrency=1)
     monkeypatch.setattr(pump.random, "uniform", lambda low, high: high)
     waits = []
-    for one.schedule.empty_claims in range(12):
-        waits.append(one.seconds_to_next_peek())
+    for item.schedule.empty_claims in range(12):
+        waits.append(item.seconds_to_next_peek())
 
     assert waits[:5] == pytest.approx([7, 0.02, 0.04, 0.08, 0.16])
     assert waits[-1] == 7, "never longer than the peek delay"
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_worker: Start) -> None:
+def test_a_locked_message_is_not_claimed_again_and_again(start_worker: Start) -> None:
     """Locked in a savepoint, a row looks free to every look."""
     handle(Leased)
     send(Leased, 1)
@@ -157,49 +157,49 @@ def test_a_message_that_somebody_holds_is_not_claimed_again_and_again(start_work
 
 
 @pytest.mark.usefixtures("fast")
-def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_says(settings: Any) -> None:
+def test_after_empty_claims_in_a_row_it_looks_no_sooner_than_their_wait_states(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
-    one = idle_pump(concurrency=1)
+    item = idle_pump(concurrency=1)
     far = monotonic() + 7
 
-    one.schedule.empty_claims = pump.COVERING
-    one.receiver_done()
-    assert one.schedule.covering(far) < far, "what a throttled wake-up did not tell"
+    item.schedule.empty_claims = pump.COVERING
+    item.receiver_done()
+    assert item.schedule.covering(far) < far, "what a throttled wake-up did not tell"
 
-    one.schedule.empty_claims = pump.COVERING + 1
-    one.receiver_done()
-    assert one.schedule.covering(far) == far
+    item.schedule.empty_claims = pump.COVERING + 1
+    item.receiver_done()
+    assert item.schedule.covering(far) == far
 
 
 @pytest.mark.usefixtures("fast")
 def test_after_empty_claims_in_a_row_what_claims_left_to_each_other_is_nothing_to_look_for(settings: Any) -> None:
     """Tasks that are called for rows that another session holds all come back empty, and each leaves a hole to the
     others: looked for 5 ms later, that was 600 claims in vain in five seconds."""
-    one = idle_pump(concurrency=2)
-    one.state.claims.has_gap = True
+    item = idle_pump(concurrency=2)
+    item.state.claims.has_gap = True
 
-    one.schedule.empty_claims = pump.COVERING + 1
-    one.receiver_done()
-    assert one.schedule.grow_at is None
+    item.schedule.empty_claims = pump.COVERING + 1
+    item.receiver_done()
+    assert item.schedule.grow_at is None
 
-    one.schedule.empty_claims = pump.COVERING
-    one.receiver_done()
-    assert one.schedule.grow_at is not None
+    item.schedule.empty_claims = pump.COVERING
+    item.receiver_done()
+    assert item.schedule.grow_at is not None
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_wake_up_ends_the_longer_and_longer_waits_of_empty_claims(settings: Any) -> None:
-    """Else what is sent after it, and not told because it is throttled, would wait as long as what is held."""
+    """Else what is sent after it, and not notified because of the throttle, would wait as long as what is held."""
     settings.QUEUEAPP = {"PEEK_DELAY": 7, "NOTIFY_INTERVAL": 0.05}
-    one = idle_pump(concurrency=1)
-    one.workers = 2
-    one.schedule.empty_claims = pump.COVERING + 5
+    item = idle_pump(concurrency=1)
+    item.workers = 2
+    item.schedule.empty_claims = pump.COVERING + 5
     far = monotonic() + 7
 
-    one.wake()
-    one.receiver_done()
+    item.wake()
+    item.receiver_done()
 
-    assert one.schedule.covering(far) < far
+    assert item.schedule.covering(far) < far
 
 
 @pytest.mark.usefixtures("fast")
@@ -243,7 +243,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
     start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message is committed while one claim, which did not see it, is on its way back; the one that the wake-up calls
-    looks above what that one might have got. Nobody else would look within an hour."""
+    looks above what that one might have got. No other receiver would look within an hour."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     monkeypatch.setattr(PeekSchedule, "covering", lambda self, next_peek: next_peek)
     monkeypatch.setattr(claim_tracker, "PATIENCE", DEADLINE)
@@ -281,7 +281,7 @@ def test_what_a_claim_came_too_early_for_and_the_next_one_gave_way_to_is_found_a
 def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
     start_worker: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a task goes idle when its handler has ended, and here nobody would look again for an hour."""
+    """Such a task goes idle when its handler has ended, and here no receiver would look again for an hour."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
     monkeypatch.setattr(PeekSchedule, "covering", lambda self, next_peek: next_peek)
     gate = Gate()
@@ -306,17 +306,17 @@ def test_a_wake_up_during_a_claim_that_was_not_full_is_not_lost(
 def test_a_wake_up_ends_one_wait_and_not_those_that_follow(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """Else it would never sleep again."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    one = idle_pump()
+    pump = idle_pump()
     woken: list[bool] = []
 
     def wait(seconds: float) -> None:
-        woken.append(one.schedule.wake.is_set())
-        one.schedule.wake.set()
+        woken.append(pump.schedule.wake.is_set())
+        pump.schedule.wake.set()
         if len(woken) == 3:
-            one.stopping.set()
+            pump.stopping.set()
 
-    monkeypatch.setattr(one, "wait", wait)
-    one.run()
+    monkeypatch.setattr(pump, "wait", wait)
+    pump.run()
 
     assert woken == [False, False, False]
 
@@ -329,7 +329,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
     """It was to look whether more tasks are of use, and none works any more. The wake-up comes right before it finds
     that out, or in the middle."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    one = idle_pump()
+    pump = idle_pump()
     waits: list[float] = []
     looks: list[float] = []
 
@@ -337,7 +337,7 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
         @property
         def has_gap(self) -> bool:
             if len(waits) == 1 and len(looks) == 1 and not before:
-                one.messages_available()
+                pump.messages_available()
             return False
 
         @has_gap.setter
@@ -346,17 +346,17 @@ def test_a_wake_up_while_the_pump_finds_that_it_has_nothing_to_look_for_is_not_l
     def wait(seconds: float) -> bool:
         waits.append(seconds)
         if len(waits) == 1:
-            one.schedule.grow_at = monotonic()
+            pump.schedule.grow_at = monotonic()
             if before:
-                one.messages_available()
+                pump.messages_available()
         else:
-            one.stopping.set()
+            pump.stopping.set()
         return True
 
-    one.state.claims.__class__ = WokenWhileAsked
-    monkeypatch.setattr(one, "wait", wait)
-    monkeypatch.setattr(one, "peek_and_submit", lambda: looks.append(monotonic()))
-    one.run()
+    pump.state.claims.__class__ = WokenWhileAsked
+    monkeypatch.setattr(pump, "wait", wait)
+    monkeypatch.setattr(pump, "peek_and_submit", lambda: looks.append(monotonic()))
+    pump.run()
 
     assert len(looks) == 2
 
@@ -542,7 +542,7 @@ def test_concurrency_cannot_be_raised_above_the_slots_that_a_supervisor_reads() 
 
 
 @pytest.mark.usefixtures("fast")
-def test_after_many_failures_in_a_row_one_task_feels_its_way(
+def test_after_many_failures_in_a_row_one_receiver_probes(
     start_worker: Start, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"THROTTLE_AFTER": 5, "THROTTLE_WAIT": 0.01}
@@ -557,7 +557,7 @@ def test_after_many_failures_in_a_row_one_task_feels_its_way(
             inside.append(running[0])
         try:
             if outage.is_set():
-                raise ConnectionError("somebody else's server")
+                raise ConnectionError("another server")
         finally:
             with lock:
                 running[0] -= 1
@@ -594,7 +594,7 @@ def test_without_the_throttle_failures_change_nothing(start_worker: Start) -> No
 def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of_others(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it would have taken somebody else has by then, so that the next claim gets nothing."""
+    """Another worker has what it would have taken, so that the next claim gets nothing."""
     gate, handled = Gate(), []
 
     def act(message: Nop, context: Context) -> None:
@@ -628,28 +628,29 @@ def test_after_one_claim_that_failed_a_message_does_not_wait_for_the_handlers_of
 def test_what_was_sent_while_a_long_look_was_under_way_is_looked_for_again(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """A task ends during a look that takes longer than the interval of wake-ups, and what was sent then told nobody."""
+    """A task ends during a look that takes longer than the interval of wake-ups, and what was sent then woke no
+    receiver."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600, "NOTIFY_INTERVAL": 0.02}
-    one = idle_pump()
+    pump = idle_pump()
     looks: list[float] = []
     waits: list[float] = []
 
     def look() -> None:
-        one.schedule.peeked_at = monotonic()
-        looks.append(one.schedule.peeked_at)
+        pump.schedule.peeked_at = monotonic()
+        looks.append(pump.schedule.peeked_at)
         if len(looks) == 1:
-            one.receiver_done()
-            one.schedule.wake.clear()
-            eventually(lambda: monotonic() > one.schedule.covered_at)
+            pump.receiver_done()
+            pump.schedule.wake.clear()
+            eventually(lambda: monotonic() > pump.schedule.covered_at)
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
-        one.stopping.set()
+        pump.stopping.set()
         return False
 
-    monkeypatch.setattr(one, "peek_and_submit", look)
-    monkeypatch.setattr(one, "wait", wait)
-    one.run()
+    monkeypatch.setattr(pump, "peek_and_submit", look)
+    monkeypatch.setattr(pump, "wait", wait)
+    pump.run()
 
     assert len(looks) == 2
     assert waits[0] > 3000
@@ -660,51 +661,51 @@ def test_what_is_read_again_and_wanted_is_looked_for_at_once() -> None:
     """It came back in a stretch that held nothing for this process, and the look that the reading is a part of has not
     seen it."""
     handle(Leased)
-    one = idle_pump()
+    pump = idle_pump()
     send(Leased, 1)
-    one.state.claims.extend_skipped(SeqRange(0), 1 << 40)
-    one.schedule.is_due = False
+    pump.state.claims.extend_skipped(SeqRange(0), 1 << 40)
+    pump.schedule.is_due = False
 
-    one.state.skipped.reread(1)
-    assert one.schedule.is_due
-    one.schedule.is_due, one.state.skipped.next_reread_at = False, 0.0
-    one.state.skipped.reread(1)
-    assert not one.schedule.is_due
+    pump.state.skipped.reread(1)
+    assert pump.schedule.is_due
+    pump.schedule.is_due, pump.state.skipped.next_reread_at = False, 0.0
+    pump.state.skipped.reread(1)
+    assert not pump.schedule.is_due
 
 
 @pytest.mark.usefixtures("fast")
 def test_the_share_of_a_task_that_hangs_in_a_statement_is_not_promised_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = idle_pump()
+    pump = idle_pump()
     clock = a_clock(monkeypatch)
-    task = one.make_receiver(None)
-    one.pool.receivers = [task]
+    task = pump.make_receiver(None)
+    pump.pool.receivers = [task]
     task.share, task.share_at = 8, clock()
-    assert one.assigned_messages() == 8
+    assert pump.assigned_messages() == 8
 
     task.share_at -= claim_tracker.PATIENCE
 
-    assert one.assigned_messages() == 0
+    assert pump.assigned_messages() == 0
 
 
 @pytest.mark.usefixtures("fast")
 def test_what_others_share_out_at_each_look_keeps_no_look_from_going_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = idle_pump()
-    monkeypatch.setattr(one, "submit_for_assigned", lambda: True)
-    one.peek_and_submit()
-    assert one.stats.peeks == 1
+    pump = idle_pump()
+    monkeypatch.setattr(pump, "submit_for_assigned", lambda: True)
+    pump.peek_and_submit()
+    assert pump.stats.peeks == 1
     clock = a_clock(monkeypatch)
 
-    one.schedule.answered_at = clock() - claim_tracker.PATIENCE / 2
-    one.peek_and_submit()
-    assert one.stats.peeks == 1
+    pump.schedule.answered_at = clock() - claim_tracker.PATIENCE / 2
+    pump.peek_and_submit()
+    assert pump.stats.peeks == 1
 
-    one.schedule.answered_at = clock() - 2 * claim_tracker.PATIENCE
-    one.peek_and_submit()
-    assert one.stats.peeks == 2
+    pump.schedule.answered_at = clock() - 2 * claim_tracker.PATIENCE
+    pump.peek_and_submit()
+    assert pump.stats.peeks == 2
 
 
 @pytest.mark.usefixtures("fast")
@@ -713,19 +714,19 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     queue: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
-    one = idle_pump(queue)
+    pump = idle_pump(queue)
     clock = a_clock(monkeypatch)
-    one.marks._window.position = 50_000
+    pump.marks._window.position = 50_000
     at = "next_window_at" if queue is Leased else "rescan_at"
-    holder = one.state.claims if queue is Leased else one.marks
+    holder = pump.state.claims if queue is Leased else pump.marks
 
     for due, wait in (2, 2), (-2, 7 / WINDOWS_PER_CYCLE), (20, 7):
         setattr(holder, at, clock() + due)
-        assert one.seconds_to_next_peek() == wait
+        assert pump.seconds_to_next_peek() == wait
 
-    one.marks._window.position = None
+    pump.marks._window.position = None
     setattr(holder, at, clock() - 2)
-    assert one.seconds_to_next_peek() == 7
+    assert pump.seconds_to_next_peek() == 7
 
 
 @pytest.mark.usefixtures("fast")
@@ -733,80 +734,80 @@ def test_a_look_behind_does_not_end_at_a_row_that_always_looks_free() -> None:
     """Locked in a savepoint; what came back in a stretch without anything for this process is read again all the
     same."""
     handle(Leased)
-    one = idle_pump()
+    pump = idle_pump()
     send(Leased, 3)
     first, _, last = Leased.objects.order_by("seq").values_list("seq", flat=True)
-    one.marks.advance([(first,)], one.marks.returns)
-    one.marks.retreat(MAX_SEQ)  # just behind the floor
-    one.state.claims.extend_skipped(SeqRange(last), 1 << 40)
-    one.schedule.is_due = False
+    pump.marks.advance([(first,)], pump.marks.returns)
+    pump.marks.retreat(MAX_SEQ)  # just behind the floor
+    pump.state.claims.extend_skipped(SeqRange(last), 1 << 40)
+    pump.schedule.is_due = False
 
-    one.peek()
+    pump.peek()
 
-    assert one.schedule.is_due
+    assert pump.schedule.is_due
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_look_that_saw_a_floor_come_down_raises_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump()
+    pump = idle_pump()
     jump(Leased, 700)
     send(Leased, 1)
-    peek = one.state.sql.claims.peek
+    peek = pump.state.sql.claims.peek
 
     def comes_down(*arguments: Any) -> Any:
         seen = peek(*arguments)
-        one.marks.retreat(151, returned=False)
+        pump.marks.retreat(151, returned=False)
         return seen
 
-    one.marks.advance([(299,)], one.marks.returns)
-    monkeypatch.setattr(type(one.state.sql.claims), "peek", lambda self, *arguments: comes_down(*arguments))
-    one.peek()
-    assert one.marks.lowest == 151
+    pump.marks.advance([(299,)], pump.marks.returns)
+    monkeypatch.setattr(type(pump.state.sql.claims), "peek", lambda self, *arguments: comes_down(*arguments))
+    pump.peek()
+    assert pump.marks.lowest == 151
 
     monkeypatch.undo()
-    one.peek()
-    assert one.marks.lowest > 700
+    pump.peek()
+    assert pump.marks.lowest > 700
 
 
 @pytest.mark.usefixtures("fast")
 def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = idle_pump()
-    one.peek()
-    one.stopping.set()  # no rest after it
-    one.marks._round_trip = 0.001
+    pump = idle_pump()
+    pump.peek()
+    pump.stopping.set()  # no rest after it
+    pump.marks._round_trip = 0.001
 
     def fails(self: Any, *arguments: Any) -> Any:
         raise OperationalError("terminating connection")
 
-    monkeypatch.setattr(type(one.state.sql.claims), "peek", fails)
-    one.peek()
+    monkeypatch.setattr(type(pump.state.sql.claims), "peek", fails)
+    pump.peek()
 
-    assert one.marks._round_trip > 1
+    assert pump.marks._round_trip > 1
 
 
 @pytest.mark.usefixtures("fast")
 def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump(Capped)
-    one.peek()
-    one.stopping.set()  # no rest after it
-    one.marks._round_trip = 0.001
-    assert one.state.limited_claims is not None
+    pump = idle_pump(Capped)
+    pump.peek()
+    pump.stopping.set()  # no rest after it
+    pump.marks._round_trip = 0.001
+    assert pump.state.limited_claims is not None
 
     def fails(*arguments: Any) -> Any:
         raise OperationalError("terminating connection")
 
-    monkeypatch.setattr(one.state.limited_claims, "assigned", fails)
-    monkeypatch.setattr(one, "may_submit", lambda: True)
+    monkeypatch.setattr(pump.state.limited_claims, "assigned", fails)
+    monkeypatch.setattr(pump, "may_submit", lambda: True)
 
-    assert one.submit_for_assigned()
+    assert pump.submit_for_assigned()
 
-    assert one.marks._round_trip > 1
+    assert pump.marks._round_trip > 1
 
 
 @pytest.mark.usefixtures("fast")
-def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outage(
+def test_a_probing_receiver_is_called_beside_a_handler_that_began_before_the_outage(
     start_worker: Start, settings: Any
 ) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 0.01}
@@ -817,7 +818,7 @@ def test_who_feels_the_way_is_called_beside_a_handler_that_began_before_the_outa
         if message.number == 0:
             gate.enter()
         elif outage.is_set():
-            raise ConnectionError("somebody else's server")
+            raise ConnectionError("another server")
         handled.append(message.number)
 
     handle(Leased, act, attempts=1000, policy=lambda failure: RetryNow())
@@ -877,42 +878,42 @@ def test_after_an_ack_that_failed_once_a_message_does_not_wait_for_the_next_hand
 def test_what_a_slow_handler_was_promised_others_may_take_and_what_a_quick_one_was_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = idle_pump()
+    pump = idle_pump()
     clock = a_clock(monkeypatch)
-    task = one.make_receiver(None)
-    one.pool.receivers = [task]
+    task = pump.make_receiver(None)
+    pump.pool.receivers = [task]
     task.share, task.share_at = 8, clock() - claim_tracker.PATIENCE / 2
-    assert one.assigned_messages() == 8
+    assert pump.assigned_messages() == 8
     now = ActiveHandler(1, None, None, clock(), None)  # type: ignore[arg-type]
     for inside in ("active_handler", "active_callback"):
         setattr(task, inside, now)
-        assert one.assigned_messages() == 8
+        assert pump.assigned_messages() == 8
 
         setattr(task, inside, msgspec.structs.replace(now, started=clock() - 1))
 
-        assert one.assigned_messages() == 0
+        assert pump.assigned_messages() == 0
         setattr(task, inside, None)
 
 
 @pytest.mark.usefixtures("fast")
 def test_the_share_of_a_task_is_promised_anew_with_each_of_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump()
+    pump = idle_pump()
     a_clock(monkeypatch)
-    task = one.make_receiver(None)
-    one.pool.receivers, one.workers = [task], 1
+    task = pump.make_receiver(None)
+    pump.pool.receivers, pump.workers = [task], 1
     promised: list[int] = []
 
     def receive(limit: int) -> int:
-        promised.append(one.assigned_messages())
+        promised.append(pump.assigned_messages())
         task.share_at -= claim_tracker.PATIENCE
         task.full = True
         return 1
 
     task.receive = receive
-    one.run_receiver(task, 3)
+    pump.run_receiver(task, 3)
 
     assert promised == [3, 2, 1]
-    assert one.assigned_messages() == 0
+    assert pump.assigned_messages() == 0
 
 
 def pump_without_a_place() -> QueuePump:
@@ -920,36 +921,36 @@ def pump_without_a_place() -> QueuePump:
     place."""
     handle(Addressed, concurrency=1)
     consumer(Addressed, name="free")(lambda message: None)
-    one = idle_pump(Addressed)
-    one.marks.skip(("tests", 0), lambda low: 200_000)
-    hold = threading.Thread(target=lambda: one.state.limiter.take_permits())  # type: ignore[union-attr]
+    pump = idle_pump(Addressed)
+    pump.marks.skip(("tests", 0), lambda low: 200_000)
+    hold = threading.Thread(target=lambda: pump.state.limiter.take_permits())  # type: ignore[union-attr]
     hold.start()
     hold.join()
-    return one
+    return pump
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_window_whose_messages_nobody_may_have_now_is_passed() -> None:
-    one = pump_without_a_place()
+def test_a_window_without_claimable_messages_is_passed() -> None:
+    place = pump_without_a_place()
 
-    _, behind = one.state.peek_ranges()
+    _, behind = place.state.peek_ranges()
 
     assert behind == []
-    assert one.marks.behind()[0].low == 50_000
+    assert place.marks.behind()[0].low == 50_000
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_claim_that_may_not_have_what_lies_behind_does_not_say_that_nothing_does() -> None:
-    one = pump_without_a_place()
-    one.state.claims.found_behind = found = [SeqRange(10, 50, "tests")]
-    before = one.marks.behind()
+def test_a_claim_that_may_not_have_what_lies_behind_does_not_report_that_nothing_does() -> None:
+    place = pump_without_a_place()
+    place.state.claims.found_behind = found = [SeqRange(10, 50, "tests")]
+    before = place.marks.behind()
 
-    with one.state.claim(5) as mine:
-        assert found[0] not in mine.ranges
-        mine.rows = []
+    with place.state.claim(5) as claim:
+        assert found[0] not in claim.ranges
+        claim.rows = []
 
-    assert one.state.claims.found_behind == found
-    assert one.marks.behind() == before
+    assert place.state.claims.found_behind == found
+    assert place.marks.behind() == before
 
 
 @pytest.mark.parametrize("waiting", [1, 2, 5, 7])
@@ -973,7 +974,7 @@ def test_the_parts_of_all_workers_add_up_to_a_small_backlog(waiting: int, first:
     assert max(parts) - min(parts) <= 1
 
 
-def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
+def calls_of(queue_pump: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
     """What a pump calls for: (tasks, messages of each)."""
     calls: list[tuple[int, int | None]] = []
 
@@ -981,48 +982,48 @@ def calls_of(one: QueuePump, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
         calls.append((tasks, messages))
         return tasks
 
-    monkeypatch.setattr(one.pool, "submit", call)
+    monkeypatch.setattr(queue_pump.pool, "submit", call)
     return calls
 
 
 def test_a_large_backlog_is_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump(concurrency=4)
-    one.workers, one.rank = 8, 5
-    monkeypatch.setattr(one, "peek", lambda: PeekResult(1000, 0, 8))
-    calls = calls_of(one, monkeypatch)
+    pump = idle_pump(concurrency=4)
+    pump.workers, pump.rank = 8, 5
+    monkeypatch.setattr(pump, "peek", lambda: PeekResult(1000, 0, 8))
+    calls = calls_of(pump, monkeypatch)
 
-    one.peek_and_submit()
+    pump.peek_and_submit()
 
     assert calls == [(4, None)]
 
 
-def test_a_message_that_nobody_took_in_turn_is_taken_by_whoever_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump()
-    one.workers, one.rank = 8, 5
+def test_a_message_missed_in_order_is_taken_by_the_next_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
+    pump = idle_pump()
+    pump.workers, pump.rank = 8, 5
     looks: list[PeekResult] = []
 
     def peek() -> PeekResult:
         looks.append(PeekResult(1, 0, 8))
         return looks[-1]
 
-    monkeypatch.setattr(one, "peek", peek)
-    calls = calls_of(one, monkeypatch)
+    monkeypatch.setattr(pump, "peek", peek)
+    calls = calls_of(pump, monkeypatch)
 
-    one.peek_and_submit()
+    pump.peek_and_submit()
 
     assert len(looks) == 2, "the first look said that it was the turn of others"
     assert calls == [(1, 1)]
 
 
 def test_what_is_promised_to_tasks_at_work_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = idle_pump()
-    monkeypatch.setattr(one, "peek", lambda: PeekResult(6, 0, 1))
-    calls = calls_of(one, monkeypatch)
-    at_work = AtLeastOnceReceiver(one.state, None)
+    pump = idle_pump()
+    monkeypatch.setattr(pump, "peek", lambda: PeekResult(6, 0, 1))
+    calls = calls_of(pump, monkeypatch)
+    at_work = AtLeastOnceReceiver(pump.state, None)
     at_work.share, at_work.share_at = 5, monotonic()
-    one.pool.receivers = [at_work]
+    pump.pool.receivers = [at_work]
 
-    one.peek_and_submit()
+    pump.peek_and_submit()
 
     assert calls == [(1, 1)]
 

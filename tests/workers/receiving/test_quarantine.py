@@ -56,7 +56,7 @@ def in_thread(body: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_a_suspect_waits_until_the_others_have_ended_and_they_wait_for_it() -> None:
+def test_a_quarantined_message_waits_until_the_others_have_ended_and_they_wait_for_it() -> None:
     ward = Ward()
     ward.tasks[0].inside = True  # of another queue
     first = ward.coming(1, quarantined=True)
@@ -74,8 +74,8 @@ def test_a_suspect_waits_until_the_others_have_ended_and_they_wait_for_it() -> N
     assert ward.wanted == 0
 
 
-def test_one_that_is_about_to_begin_makes_way_for_a_suspect_that_waits_for_it() -> None:
-    """It looks for suspects when it is inside already, or both could miss one another."""
+def test_a_message_about_to_begin_waits_for_a_waiting_quarantined_message() -> None:
+    """It looks for quarantined messages when it is inside already, or both could miss one another."""
     ward = Ward()
     ward.tasks[0].inside = True
     first = ward.coming(1, quarantined=True)
@@ -89,7 +89,7 @@ def test_one_that_is_about_to_begin_makes_way_for_a_suspect_that_waits_for_it() 
     second.join(DEADLINE)
 
 
-def test_of_two_suspects_one_goes_first() -> None:
+def test_of_two_quarantined_messages_one_goes_first() -> None:
     ward = Ward()
     ward.come(0, quarantined=True)
     second = ward.coming(1, quarantined=True)
@@ -100,7 +100,7 @@ def test_of_two_suspects_one_goes_first() -> None:
     assert ward.happened == [0, 1]
 
 
-def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_others_go_on_together() -> None:
+def test_two_waiting_quarantined_messages_do_not_wait_for_each_other_and_the_others_run_together() -> None:
     ward = Ward()
     ward.tasks[0].inside = True
     for number in (1, 2):
@@ -110,19 +110,19 @@ def test_two_suspects_that_wait_at_once_do_not_wait_for_one_another_and_the_othe
     ward.go(0, quarantined=False)
     eventually(lambda: len(ward.happened) == 1)
     (first,) = ward.happened
-    others = [ward.coming(0, quarantined=False)]
+    rest = [ward.coming(0, quarantined=False)]
     ward.go(first, quarantined=True)
     eventually(lambda: len(ward.happened) == 2)
-    others.append(ward.coming(first, quarantined=False))
+    rest.append(ward.coming(first, quarantined=False))
     assert ward.happened == [first, 3 - first]
 
     ward.go(3 - first, quarantined=True)
-    for other in others:
-        other.join(DEADLINE)
+    for second_thread in rest:
+        second_thread.join(DEADLINE)
     assert sorted(ward.happened[2:]) == [0, first]
 
 
-def test_nobody_waits_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_waits_longer_than_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
     ward = Ward()
     ward.come(0, quarantined=True)
@@ -135,7 +135,7 @@ def test_nobody_waits_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> N
     assert ward.happened == [0, 1, 2]
 
 
-def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_run_at_full_speed_beside_a_slow_quarantined_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of an hour whose process was killed once is not to cost each message of the others a wait."""
     now = [100.0]
     monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
@@ -148,7 +148,7 @@ def test_others_go_on_at_full_speed_beside_a_suspect_that_takes_long(monkeypatch
     assert ward.happened == [0] + [1] * 100
 
 
-def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quarantined_messages_in_sequence_do_not_extend_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "MAX_WAIT", 0.05)
     ward = Ward()
     ward.come(0, quarantined=True)
@@ -159,7 +159,7 @@ def test_one_suspect_after_the_other_keeps_nobody_waiting_for_longer(monkeypatch
     assert ward.happened == [0, 1]
 
 
-def test_a_suspect_that_had_to_wait_has_its_whole_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quarantined_message_that_had_to_wait_has_its_whole_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(quarantine, "monotonic", lambda: now[0])
     ward = Ward()
@@ -211,18 +211,18 @@ def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest
     assert not ward.is_leasing_alone
 
 
-#: What its supervisor wrote down of a message that was in hand, and what nobody did twice.
+#: What its supervisor wrote down of a message that was in hand, and the rest without a second loss.
 HISTORY = history.append(None, ProcessDied("The worker process was killed"), 1, "RetryNow")
 
 
 ONE_OF_FEW: dict[str, dict[str, Any]] = {
-    "told by its supervisor": {"deliveries": 1, "failures": HISTORY},
-    "ended by nobody, twice": {"deliveries": 2},
+    "counted by its supervisor": {"deliveries": 1, "failures": HISTORY},
+    "never ended, twice": {"deliveries": 2},
 }
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "one of many that nobody ended": {"deliveries": 1},
+UNSUSPICIOUS: dict[str, dict[str, Any]] = {
+    "one of many that never ended": {"deliveries": 1},
     "failed": {"deliveries": 1, "failures": history.append(None, ValueError("ProcessDied"), 1, "RetryNow")},
 }
 
@@ -230,10 +230,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize("row", ONE_OF_FEW.values(), ids=ONE_OF_FEW)
-def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
+def test_receivers_isolate_a_quarantined_message_from_messages_in_flight(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
-    """Whoever killed the last process: the next death is to tell which one it was. In every process, and at any
+    """A message that may have killed the last process: the next crash has to identify it. In every process, and at any
     time."""
     monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
     gate, numbers = Gate(), []
@@ -261,13 +261,13 @@ def test_tasks_keep_a_suspect_apart_from_what_others_have_in_hand(
     eventually(lambda: worker.pump.stats.handled == 3)
 
     assert numbers == [1, 2, 3]
-    assert gate.most == 1
+    assert gate.max_inside == 1
     assert worker.pump.state.quarantine.wanted == 0
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_a_suspect_has_its_turn_when_the_others_have_ended_and_not_when_one_more_comes(
+def test_a_quarantined_message_starts_when_the_others_have_ended_and_not_when_another_arrives(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quarantine, "MAX_WAIT", DEADLINE + 10)
@@ -289,12 +289,12 @@ def test_a_suspect_has_its_turn_when_the_others_have_ended_and_not_when_one_more
     gate.let(2)
     eventually(lambda: worker.pump.stats.handled == 2)
 
-    assert gate.most == 1
+    assert gate.max_inside == 1
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-@pytest.mark.parametrize("row", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("row", UNSUSPICIOUS.values(), ids=UNSUSPICIOUS)
 def test_what_has_only_failed_or_was_lost_among_many_is_handled_beside_others(
     start_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
@@ -314,30 +314,30 @@ def test_what_has_only_failed_or_was_lost_among_many_is_handled_beside_others(
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_a_suspect_whose_handler_could_not_be_begun_keeps_nobody_waiting() -> None:
+def test_a_quarantined_message_whose_handler_could_not_start_blocks_no_message() -> None:
     @consumer(Transactional, name="tests")
     def act(message: Nop) -> None:
         pass
 
     Transactional.send(Nop(1, ""))
     Transactional.objects.update(deliveries=2)
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
     begun: list[int] = []
 
     class Slot:
         def begin(self, seq: int) -> None:
-            begun.append(one.pump.state.quarantine.wanted)
+            begun.append(single_receiver.pump.state.quarantine.wanted)
             raise OSError("no slot")
 
         def end(self) -> None:
             begun.append(-1)
 
-    one.task.slot = Slot()  # type: ignore[assignment]
-    one.receive(1)
+    single_receiver.task.slot = Slot()  # type: ignore[assignment]
+    single_receiver.receive(1)
 
     assert begun == [1, -1]
-    assert one.pump.state.quarantine.wanted == 0
-    assert not one.task.inside
+    assert single_receiver.pump.state.quarantine.wanted == 0
+    assert not single_receiver.task.inside
 
 
 def lose(times: int, count: int) -> None:
@@ -412,7 +412,7 @@ def test_what_was_lost_twice_is_alone_in_hand(handled: Any, start_worker: Any) -
 def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
     handled: Any, start_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue is careful for long after; what is sent meanwhile has killed nobody."""
+    """Crash tracking lasts for long after; what is sent meanwhile has killed no process."""
     monkeypatch.setattr(quarantine, "QUARANTINE_TTL", 0.0)
     QueueControl.objects.create(queue=Leased._meta.label, crash_tracking_until=Now() + timedelta(hours=1))
     Leased.send_many(Nop(number, "") for number in range(2000))
@@ -428,14 +428,15 @@ def test_after_a_death_only_what_may_have_caused_it_is_leased_in_small_batches(
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_one(
+def test_a_starting_worker_leases_no_quarantined_message_beside_others(
     handled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killer of another queue of its process, which strikes at each start, would be counted against it each time."""
+    """A poison pill of another queue of its process, which crashes at each start, would be counted against it each
+    time."""
     Leased.send_many(Nop(number, "") for number in range(20))
     lose(2, 20)
-    one = SingleReceiver(Leased, starts=True)
-    sql, quarantined = one.task.sql, one.pump.state.quarantine
+    single_receiver = SingleReceiver(Leased, starts=True)
+    sql, quarantined = single_receiver.task.sql, single_receiver.pump.state.quarantine
     really_claim = sql.claims.claim_by_lease
     alone: list[bool] = []
 
@@ -445,7 +446,7 @@ def test_whoever_starts_leases_no_suspect_beside_others_just_to_see_that_it_is_o
 
     monkeypatch.setattr(sql.claims, "claim_by_lease", claim)
 
-    assert one.receive(100) == 1
+    assert single_receiver.receive(100) == 1
 
     assert alone == [True]
     assert handled == [(0, 1)]
@@ -473,20 +474,21 @@ def test_first_messages_that_are_harmless_wait_for_nobodys_handler(
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize(("times", "kept"), [(1, SMALL_BATCH), (2, 0)])
-def test_suspects_in_a_large_claim_send_the_others_back_as_they_were(handled: Any, times: int, kept: int) -> None:
-    """The claim was made before anybody knew. Those that were lost twice are claimed again one by one, and alone."""
+def test_quarantined_messages_in_a_large_claim_release_the_others(handled: Any, times: int, kept: int) -> None:
+    """The claim was made before the counts were known. Those that were lost twice are claimed again one by one, and
+    alone."""
     Leased.send_many(Nop(number, "") for number in range(SMALL_BATCH + 10))
     lose(times, 3)
-    one = SingleReceiver(Leased)
+    single_receiver = SingleReceiver(Leased)
 
-    one.receive(100)
+    single_receiver.receive(100)
 
     assert [number for number, _ in handled] == list(range(kept))
     assert all(at_once <= kept for _, at_once in handled)
-    left = Leased.objects.filter(lease_token=None).values_list("deliveries", flat=True).order_by("seq")
-    assert list(left) == ([0] * 10 if kept else [times] * 3 + [0] * (SMALL_BATCH + 7))
-    assert one.task.full, "they are still to be claimed, now"
-    assert one.receive(100) == (10 if kept else 1)
+    remaining = Leased.objects.filter(lease_token=None).values_list("deliveries", flat=True).order_by("seq")
+    assert list(remaining) == ([0] * 10 if kept else [times] * 3 + [0] * (SMALL_BATCH + 7))
+    assert single_receiver.task.full, "they are still to be claimed, now"
+    assert single_receiver.receive(100) == (10 if kept else 1)
 
 
 @real_commits
@@ -499,27 +501,27 @@ def test_caution_outlasts_the_last_of_them_for_a_while(monkeypatch: pytest.Monke
     rows = queue_sql(Leased, connection).claims.claim_by_lease(
         connection, [SeqRange()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
     )
-    one = BatchLimit()
+    batch_limit = BatchLimit()
 
-    assert one.level == 2, "nobody knows yet"
-    assert one.needed(rows[1:]) == 0
-    assert one.needed(rows) == 1
-    assert one.level == 1
+    assert batch_limit.level == 2, "not known yet"
+    assert batch_limit.needed(rows[1:]) == 0
+    assert batch_limit.needed(rows) == 1
+    assert batch_limit.level == 1
     now[0] += quarantine.QUARANTINE_TTL + 0.01
-    assert one.level == 0
+    assert batch_limit.level == 0
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_of_several_suspects_the_one_that_was_lost_most_says_how_careful_to_be() -> None:
+def test_the_quarantined_message_with_most_losses_sets_the_level() -> None:
     Leased.send_many(Nop(number, "") for number in range(3))
     lose(1, 2)
     lose(1, 1)
     rows = queue_sql(Leased, connection).claims.claim_by_lease(
         connection, [SeqRange()], 3, uuid.uuid4(), uuid.uuid4(), 60_000
     )
-    one = BatchLimit()
+    batch_limit = BatchLimit()
 
-    assert one.needed(rows) == 2
-    assert one.needed(rows[1:]) == 1, "of these alone"
-    assert one.level == 2, "the other one is somewhere"
+    assert batch_limit.needed(rows) == 2
+    assert batch_limit.needed(rows[1:]) == 1, "of these alone"
+    assert batch_limit.level == 2, "the other one is somewhere"

@@ -55,7 +55,7 @@ def test_what_is_to_be_received_again_is_looked_for_at_once() -> None:
 
 
 class Stopping(threading.Event):
-    """Notes how long somebody wanted to wait, and does not let him."""
+    """Records how long a thread wanted to wait, and does not wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,22 +73,22 @@ def stopping() -> Stopping:
 
 @pytest.fixture
 def calls() -> list[tuple[int, int | None]]:
-    """(tasks, messages for each) of every call of a pump that nobody runs."""
+    """(tasks, messages for each) of every call of a pump that does not run."""
     return []
 
 
 @pytest.fixture
 def pump(stopping: Stopping, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> QueuePump:
-    one = QueuePump(Leased, "default", stopping=stopping, concurrency=4)
-    one.marks.reset()
+    queue_pump = QueuePump(Leased, "default", stopping=stopping, concurrency=4)
+    queue_pump.marks.reset()
 
     def call(tasks: int, messages: int | None = None) -> int:
         calls.append((tasks, messages))
         return tasks
 
-    monkeypatch.setattr(one.pool, "submit", call)
+    monkeypatch.setattr(queue_pump.pool, "submit", call)
     Leased.send_many(Nop(number, "") for number in range(20))
-    return one
+    return queue_pump
 
 
 @real_commits
@@ -158,9 +158,7 @@ def task(pump: QueuePump) -> Any:
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
-    pump: QueuePump, calls: list[Any], task: Any
-) -> None:
+def test_while_the_database_fails_no_receiver_in_a_handler_probes(pump: QueuePump, calls: list[Any], task: Any) -> None:
     """It may last an hour, and nothing is learnt meanwhile; the claim or the ack that failed may have been its own."""
     pump.state.health.breaker.failure(OperationalError("away"))
     pump.peek_and_submit()
@@ -174,7 +172,7 @@ def test_while_the_database_fails_nobody_in_a_handler_feels_the_way(
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize("inside", ["active_handler", "active_callback"])
-def test_in_an_outage_who_was_in_a_handler_before_it_does_not_feel_the_way(
+def test_in_an_outage_a_receiver_that_was_in_a_handler_does_not_probe(
     pump: QueuePump, calls: list[Any], task: Any, inside: str, settings: Any
 ) -> None:
     settings.QUEUEAPP = {"THROTTLE_AFTER": 2, "THROTTLE_WAIT": 30}
@@ -210,7 +208,7 @@ def test_the_end_of_an_outage_is_not_the_beginning_of_the_next_one(pump: QueuePu
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_more_handlers_seen_than_tasks_at_work_is_nobody_who_feels_the_way(pump: QueuePump, task: Any) -> None:
+def test_more_handlers_than_busy_receivers_means_no_probe(pump: QueuePump, task: Any) -> None:
     """It has just ended: the two are not counted in one breath."""
     pump.state.health.breaker.failure(OperationalError("away"))
     task.active_handler = ActiveHandler(1, None, None, monotonic(), None)  # type: ignore[arg-type]

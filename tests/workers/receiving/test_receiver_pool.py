@@ -69,10 +69,10 @@ def make(work: Work) -> Iterator[Callable[[int], ReceiverPool]]:
         return pools[-1]
 
     yield make
-    for one in pools:
-        one.close()
+    for pool in pools:
+        pool.close()
         work.may_end.release(100)
-        assert one.join(DEADLINE)
+        assert pool.join(DEADLINE)
 
 
 def test_no_more_are_called_than_there_may_be(make: Callable[[int], ReceiverPool], work: Work) -> None:
@@ -89,7 +89,7 @@ def test_no_more_are_called_than_there_may_be(make: Callable[[int], ReceiverPool
     eventually(lambda: work.calls == [10, 10, 3])
 
 
-def test_nobody_is_called_after_the_end(make: Callable[[int], ReceiverPool], work: Work) -> None:
+def test_no_receiver_is_called_after_the_end(make: Callable[[int], ReceiverPool], work: Work) -> None:
     pool = make(2)
     pool.close()
 
@@ -99,9 +99,7 @@ def test_nobody_is_called_after_the_end(make: Callable[[int], ReceiverPool], wor
     assert work.calls == []
 
 
-def test_when_it_ends_calls_that_nobody_has_picked_up_are_nobodys(
-    make: Callable[[int], ReceiverPool], work: Work
-) -> None:
+def test_when_it_ends_calls_without_a_receiver_are_dropped(make: Callable[[int], ReceiverPool], work: Work) -> None:
     pool = make(1)
     pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
@@ -189,15 +187,15 @@ def test_a_task_whose_thread_is_left_with_a_running_loop_is_not_waited_for(
 
 
 class Door(threading.Condition):
-    """Tells when somebody has to wait for it."""
+    """Shows when a thread has to wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.somebody_waits = threading.Event()
+        self.has_waiter = threading.Event()
 
     def __enter__(self) -> bool:
         if not self.acquire(blocking=False):
-            self.somebody_waits.set()
+            self.has_waiter.set()
             self.acquire()
         return True
 
@@ -211,7 +209,7 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
     pool.condition = door = Door()
     pool.submit(1)
     eventually(lambda: len(work.calls) == 1)
-    door.somebody_waits.clear()
+    door.has_waiter.clear()
     joined: list[bool | RuntimeError] = []
 
     def stop() -> None:
@@ -228,7 +226,7 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
     def start(thread: threading.Thread) -> None:
         if thread is not stopper:
             stopper.start()
-            eventually(lambda: joined or door.somebody_waits.is_set())
+            eventually(lambda: joined or door.has_waiter.is_set())
         really_start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
@@ -242,7 +240,7 @@ def test_one_that_is_stopped_while_a_thread_is_being_started_waits_for_its_handl
 
 
 def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], ReceiverPool], work: Work) -> None:
-    """With a concurrency of one nobody was ever called again."""
+    """With a concurrency of one no receiver was ever called again."""
     pool = make(1)
     makes, ended = work.make, list[int]()
     work.done = lambda: ended.append(1)
@@ -261,7 +259,7 @@ def test_a_task_that_cannot_be_made_leaves_no_call_behind(make: Callable[[int], 
     eventually(lambda: work.calls == [3])
 
 
-def test_nobody_is_called_whom_only_tasks_in_handlers_could_stand_in_for(
+def test_no_receiver_is_called_that_only_receivers_in_handlers_could_replace(
     make: Callable[[int], ReceiverPool], work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = make(3)

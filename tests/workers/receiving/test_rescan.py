@@ -104,13 +104,13 @@ def test_message_committed_late_is_found_beside_an_old_snapshot(pump: QueuePump)
 @pytest.mark.parametrize("leased", [False, True], ids=["deleted", "leased"])
 def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) -> None:
     seqs = send(Leased, 5)
-    with another() as other:
-        sql = queue_sql(Leased, other)
+    with another() as second_session:
+        sql = queue_sql(Leased, second_session)
         only = [SeqRange(seqs[2], seqs[2])]
         if leased:
-            assert sql.claims.claim_by_lease(other, only, 1, uuid4(), uuid4(), 60_000)
+            assert sql.claims.claim_by_lease(second_session, only, 1, uuid4(), uuid4(), 60_000)
         else:
-            assert sql.claims.claim_by_delete(other, only, 1)
+            assert sql.claims.claim_by_delete(second_session, only, 1)
         assert pass_over(pump) == [*seqs[:2], *seqs[3:]]
         assert look(pump).behind == 0
 
@@ -124,8 +124,8 @@ def test_message_restored_by_a_rollback_is_found(pump: QueuePump, leased: bool) 
 @pytest.mark.usefixtures("fast")
 def test_message_of_a_prepared_transaction_is_found(pump: QueuePump) -> None:
     skip_unless_prepared(connection)
-    with another() as other, other.cursor() as cursor:
-        queue_sql(Leased, other).inserts.insert(other, outgoing())
+    with another() as second_session, second_session.cursor() as cursor:
+        queue_sql(Leased, second_session).inserts.insert(second_session, outgoing())
         send(Leased, 5)
         pass_over(pump)
         look(pump, 1)
@@ -235,7 +235,7 @@ def handled(settings: Any, start_worker: Callable[..., Worker]) -> list[int]:
 
 @pytest.fixture
 def slow_trigger() -> Iterator[None]:
-    """Inserts of messages with the number -1 wait, before the row is stored, until the test lets go of a lock."""
+    """Inserts of messages with the number -1 wait, before the row is stored, until the test releases a lock."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -290,18 +290,18 @@ def test_a_send_whose_trigger_waits_is_found_soon(handled: list[int], slow_trigg
 def test_a_copy_that_is_not_at_its_end_is_found_soon(handled: list[int]) -> None:
     """``send_many`` is one: its rows have their seqs before the first of them is stored."""
     before, numbers = last_seq(), range(-100, 0)
-    other = connection.copy()
-    other.inc_thread_sharing()
-    other.ensure_connection()
+    second_connection = connection.copy()
+    second_connection.inc_thread_sharing()
+    second_connection.ensure_connection()
     try:
-        with other.connection.cursor().copy("COPY testapp_leased (id, headers, body) FROM STDIN") as copy:
+        with second_connection.connection.cursor().copy("COPY testapp_leased (id, headers, body) FROM STDIN") as copy:
             for number in numbers:
                 headers, body = messages.encode(Nop(number, "x" * 1_000))
                 copy.write_row((messages.new_id(), headers, body))
             eventually(lambda: last_seq() > before)
             ten_others_are_handled(handled)
     finally:
-        other.close()
+        second_connection.close()
 
     eventually(lambda: sorted(handled) == [*numbers, *range(10)], 10)
 
@@ -315,7 +315,7 @@ def last_seq() -> int:
 
 def _insert_highest() -> None:
     if connection.vendor == "microsoft":
-        pytest.skip("a seq is an identity, which nobody can set")
+        pytest.skip("a seq is an identity, which cannot be set")
     Leased.send(Nop(1, ""))
     Leased.objects.update(seq=MAX_SEQ)
 

@@ -18,7 +18,7 @@ from workers.services import lease_renewer
 @pytest.fixture
 def fast(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases of three seconds, or what those are where others want the same cores: what waits behind a handler that is
-    to be slow must not lapse before that has begun."""
+    to be slow must not expire before that has begun."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
     for queue in (Leased, Urgent):
         monkeypatch.setattr(queue.delivery, "lease_period", timedelta(seconds=min(patience(3.0), 12.0)))

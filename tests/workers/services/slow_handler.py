@@ -1,4 +1,5 @@
-"""What tests of lease upkeep work with: a task in the middle of a batch, and what somebody else has locked."""
+"""Helpers of the tests of lease renewal: a receiver in the middle of a batch, and rows that another session has
+locked."""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from workers.services.lease_renewer import LeaseRenewer, RenewedQueue
 @contextmanager
 def another() -> Iterator[Any]:
     """A second session with an open transaction, which is rolled back."""
-    other = connection.copy()
-    other.inc_thread_sharing()
-    other.set_autocommit(False)
+    second_connection = connection.copy()
+    second_connection.inc_thread_sharing()
+    second_connection.set_autocommit(False)
     try:
-        yield other
+        yield second_connection
     finally:
-        other.rollback()
-        other.close()
+        second_connection.rollback()
+        second_connection.close()
 
 
 @contextmanager
 def locked(*seqs: int) -> Iterator[None]:
-    """Somebody has these rows locked."""
-    with another() as other, other.cursor() as cursor:
-        hint, end = ("", " FOR UPDATE") if other.vendor == "postgresql" else (" WITH (UPDLOCK, ROWLOCK)", "")
-        table = other.ops.quote_name(Leased._meta.db_table)
+    """Another session has these rows locked."""
+    with another() as second_session, second_session.cursor() as cursor:
+        hint, end = ("", " FOR UPDATE") if second_session.vendor == "postgresql" else (" WITH (UPDLOCK, ROWLOCK)", "")
+        table = second_session.ops.quote_name(Leased._meta.db_table)
         for seq in seqs:
             cursor.execute(f"SELECT seq FROM {table}{hint} WHERE seq = %s{end}", (seq,))
             assert cursor.fetchall()

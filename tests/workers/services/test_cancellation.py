@@ -160,7 +160,7 @@ def test_a_request_of_a_transaction_that_has_paused_the_queue_does_not_wait_for_
 
 
 @real_commits
-def test_a_handler_that_tells_nothing_has_no_progress(start: Any) -> None:
+def test_a_handler_that_reports_nothing_has_no_progress(start: Any) -> None:
     release, begun = threading.Event(), threading.Event()
 
     @consumer(Leased)
@@ -171,8 +171,8 @@ def test_a_handler_that_tells_nothing_has_no_progress(start: Any) -> None:
     worker = start(Leased)
     identity = Leased.send({})
     assert begun.wait(30)
-    told = Subscriber.objects.get().heartbeat_at
-    eventually(lambda: Subscriber.objects.get().heartbeat_at > told)
+    heartbeat_at = Subscriber.objects.get().heartbeat_at
+    eventually(lambda: Subscriber.objects.get().heartbeat_at > heartbeat_at)
     assert progress_of(identity) is None
     assert Subscriber.objects.get().progress == ""
     release.set()
@@ -319,13 +319,13 @@ def test_others_go_on(start: Any) -> None:
 
 
 @real_commits
-def test_of_a_batch_each_message_is_told_and_none_is_stopped(start: Any) -> None:
+def test_of_a_batch_each_message_is_flagged_and_none_is_stopped(start: Any) -> None:
     release = threading.Event()
 
     @consumer(Leased, batch=2)
     def both(messages: list[dict], context: BatchContext) -> None:
-        for place, one in enumerate(messages):
-            context[place].progress(one["n"])
+        for place, message in enumerate(messages):
+            context[place].progress(message["n"])
             Urgent.send({})
         wait_until(release)
 
@@ -343,7 +343,9 @@ def test_of_a_batch_each_message_is_told_and_none_is_stopped(start: Any) -> None
     assert "related-to" not in Urgent.objects.all()[0].headers
 
 
-@pytest.mark.parametrize("alias", [pytest.param(one, marks=marks_of(one), id=kind) for kind, one in DATABASES.items()])
+@pytest.mark.parametrize(
+    "alias", [pytest.param(database, marks=marks_of(database), id=kind) for kind, database in DATABASES.items()]
+)
 def test_what_several_ask_at_once_is_all_kept_and_what_is_asked_again_once(alias: str) -> None:
     Subscriber.objects.using(alias).create(
         queue="testapp.Leased", host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1)
@@ -358,7 +360,7 @@ def test_what_several_ask_at_once_is_all_kept_and_what_is_asked_again_once(alias
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=ask, args=(one,)) for one in ids]
+    threads = [threading.Thread(target=ask, args=(identity,)) for identity in ids]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -366,15 +368,15 @@ def test_what_several_ask_at_once_is_all_kept_and_what_is_asked_again_once(alias
     assert cancel_running(ids[1], queue=Leased, reason="second", discard=True, using=alias)
 
     asked = json.loads(QueueControl.objects.using(alias).get(queue="testapp.Leased").cancelling)
-    assert {one["id"]: (one["reason"], one["discard"]) for one in asked} == {
-        str(one): ("second", True) if one == ids[1] else ("first", False) for one in ids
+    assert {item["id"]: (item["reason"], item["discard"]) for item in asked} == {
+        str(identity): ("second", True) if identity == ids[1] else ("first", False) for identity in ids
     }
     assert len(asked) == len(ids)
     assert asked[-1]["id"] == str(ids[1])
 
 
 @pytest.mark.django_db
-def test_without_a_live_worker_nobody_is_asked() -> None:
+def test_without_a_live_worker_no_request_is_made() -> None:
     assert not cancel_running(uuid.uuid4())
     assert not cancel_running(uuid.uuid4(), queue=Leased)
     assert not QueueControl.objects.exists()
@@ -430,7 +432,9 @@ def test_requests_and_progress_cost_a_worker_no_statement_of_their_own(start: An
         with CaptureQueriesContext(connection) as captured:
             beating._write()
             beating._read_controls()
-        return [one["sql"] for one in captured if "cancelling" in one["sql"] or '"progress" =' in one["sql"]]
+        return [
+            message["sql"] for message in captured if "cancelling" in message["sql"] or '"progress" =' in message["sql"]
+        ]
 
     statements()  # the first beats have something to tell
     statements()
@@ -441,11 +445,11 @@ def test_requests_and_progress_cost_a_worker_no_statement_of_their_own(start: An
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("told", ["x", "[]", "[7]", '[{"id": "x"}]', '{"id": 1}'])
-def test_rows_of_another_version_are_read_tolerantly(told: str) -> None:
+@pytest.mark.parametrize("written", ["x", "[]", "[7]", '[{"id": "x"}]', '{"id": 1}'])
+def test_rows_of_another_version_are_read_tolerantly(written: str) -> None:
     identity = uuid.uuid4()
     Subscriber.objects.create(
         queue="testapp.Leased", host="h", process=1, supervisor=identity, alive_until="2999-01-01T00:00Z",
-        progress=told.replace("x", str(identity)),
+        progress=written.replace("x", str(identity)),
     )  # fmt: skip
     assert progress_of(identity) is None

@@ -21,31 +21,31 @@ from workers.processes.shared_memory import MIN_SLOTS, receivers_and_slots
 @pytest.mark.parametrize("queue", [Leased, Transactional])
 def test_a_worker_follows_while_it_receives(start_worker: Callable[..., Worker], settings: Any, queue: Any) -> None:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.5}
-    inside, most, gate = threading.Semaphore(0), [0, 0], threading.Event()
+    inside, limit, gate = threading.Semaphore(0), [0, 0], threading.Event()
     lock = threading.Lock()
 
     def act(message: Nop) -> None:
         with lock:
-            most[0] += 1
-            most[1] = max(most)
+            limit[0] += 1
+            limit[1] = max(limit)
         inside.release()
         gate.wait(30)
         with lock:
-            most[0] -= 1
+            limit[0] -= 1
 
     consumer(queue, name="tests")(act)
     worker = start_worker(queue, heartbeat=True, concurrency=1)
     queue.send_many(Nop(number, "") for number in range(6))
-    eventually(lambda: most[0] == 1)
+    eventually(lambda: limit[0] == 1)
     assert worker.pump.pool.concurrency == 1
 
     control.set_concurrency(queue, 3)
-    eventually(lambda: most[0] == 3)
+    eventually(lambda: limit[0] == 3)
     control.set_concurrency(queue, None)
     eventually(lambda: worker.pump.pool.concurrency == 1)
     gate.set()
     eventually(lambda: not queue.objects.exists())
-    assert most[1] == 3
+    assert limit[1] == 3
 
 
 def test_a_process_has_room_for_more_tasks_than_it_was_started_with() -> None:

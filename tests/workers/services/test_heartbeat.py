@@ -36,7 +36,7 @@ def fast(settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1, "DEAD_AFTER": 20}
 
 
-def stranger(queue: Any = Leased, *, alive: bool = True, **values: Any) -> Subscriber:
+def foreign_worker(queue: Any = Leased, *, alive: bool = True, **values: Any) -> Subscriber:
     """A worker of another process tree, on another host where nothing else is said."""
     until = Now() + timedelta(hours=1) if alive else Now() - timedelta(seconds=1)
     given = {"host": "elsewhere", "process": 1, "supervisor": uuid.uuid4()} | values
@@ -45,7 +45,7 @@ def stranger(queue: Any = Leased, *, alive: bool = True, **values: Any) -> Subsc
 
 def dead_here(queue: Any = Leased) -> Subscriber:
     """A worker of this host whose number has another process by now."""
-    return stranger(queue, host=host_name(), process=os.getpid(), process_start="some boot:1")
+    return foreign_worker(queue, host=host_name(), process=os.getpid(), process_start="some boot:1")
 
 
 def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None:
@@ -65,7 +65,7 @@ def test_a_worker_is_a_row_per_queue_while_it_lives(start_worker: Start) -> None
     assert not Subscriber.objects.exists()
 
 
-def test_its_row_tells_what_it_did_and_what_it_holds(start_worker: Start) -> None:
+def test_its_row_reports_what_it_did_and_what_it_holds(start_worker: Start) -> None:
     hold = threading.Event()
 
     def act(message: Nop) -> None:
@@ -93,12 +93,12 @@ def test_a_worker_that_was_declared_dead_writes_its_row_again(start_worker: Star
 def test_workers_learn_their_number_among_the_living(start_worker: Start) -> None:
     first, second = start_worker(Leased, heartbeat=True), start_worker(Leased, heartbeat=True)
     start_worker(Transactional, heartbeat=True)
-    stranger(alive=False)
+    foreign_worker(alive=False)
 
     eventually(lambda: first.pump.workers == second.pump.workers == 2)
     assert sorted([first.pump.rank, second.pump.rank]) == [0, 1]
 
-    stranger()
+    foreign_worker()
     eventually(lambda: first.pump.workers == 3)
 
 
@@ -114,18 +114,19 @@ def test_a_pause_is_seen_and_a_resume_wakes_the_pump(start_worker: Start, settin
     eventually(lambda: not worker.pump.paused)
 
 
-def test_a_worker_that_starts_alone_is_not_careful(start_worker: Start) -> None:
+def test_a_worker_that_starts_alone_has_no_crash_tracking(start_worker: Start) -> None:
     worker = start_worker(Leased, heartbeat=True)
 
     assert worker.pump.crash_tracking is False
     assert Subscriber.objects.get().crash_tracking is False
 
 
-def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: Start, settings: Any) -> None:
-    """Its first handlers run side by side; carefully they would wait for one another until the others have beaten."""
+def test_a_worker_that_starts_beside_live_workers_has_no_crash_tracking(start_worker: Start, settings: Any) -> None:
+    """Its first handlers run side by side; under crash tracking they would wait for one another until the others have
+    beaten."""
     settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 60}
-    stranger()
-    stranger(host=host_name(), process=os.getppid(), process_start=process_start_id(os.getppid()))
+    foreign_worker()
+    foreign_worker(host=host_name(), process=os.getppid(), process_start=process_start_id(os.getppid()))
     side_by_side = threading.Event()
     in_hand: set[int] = set()
 
@@ -148,31 +149,31 @@ def test_a_worker_that_starts_beside_living_ones_is_not_careful(start_worker: St
 def test_a_worker_that_finds_dead_ones_of_its_host_is_crash_tracking_until_each_shows_that_it_lives(
     start_worker: Start,
 ) -> None:
-    one, other = dead_here(), dead_here()
+    first, second = dead_here(), dead_here()
     worker = start_worker(Leased, heartbeat=True)
     assert worker.pump.crash_tracking is True
 
-    Subscriber.objects.filter(pk=one.pk).update(heartbeat_at=Now())
-    eventually(lambda: worker.heartbeat.previous_runs.unconfirmed == {other.pk})  # type: ignore[union-attr]
+    Subscriber.objects.filter(pk=first.pk).update(heartbeat_at=Now())
+    eventually(lambda: worker.heartbeat.previous_runs.unconfirmed == {second.pk})  # type: ignore[union-attr]
     assert worker.pump.crash_tracking is True
 
-    Subscriber.objects.filter(pk=other.pk).update(heartbeat_at=Now())
+    Subscriber.objects.filter(pk=second.pk).update(heartbeat_at=Now())
     eventually(lambda: not worker.pump.crash_tracking)
 
 
-def test_a_worker_of_this_host_without_proof_of_life_is_a_reason_to_be_careful(start_worker: Start) -> None:
-    stranger(host=host_name(), process=os.getppid())  # of an older version: it may be any process
-    stranger(Transactional, host=host_name(), process=2**22 + 1, process_start="some boot:1")
+def test_a_worker_of_this_host_without_proof_of_life_starts_crash_tracking(start_worker: Start) -> None:
+    foreign_worker(host=host_name(), process=os.getppid())  # of an older version: it may be any process
+    foreign_worker(Transactional, host=host_name(), process=2**22 + 1, process_start="some boot:1")
 
     assert start_worker(Leased, heartbeat=True).pump.crash_tracking is True
     assert start_worker(Transactional, heartbeat=True).pump.crash_tracking is True
 
 
-def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_careful(
+def test_a_worker_of_another_host_that_misses_its_heartbeats_starts_crash_tracking(
     start_worker: Start, settings: Any
 ) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"HEARTBEAT_INTERVAL": 1}
-    late = stranger()
+    late = foreign_worker()
     worker = start_worker(Leased, heartbeat=True)
     assert worker.pump.crash_tracking is False
 
@@ -182,11 +183,11 @@ def test_a_worker_of_another_host_that_misses_its_heartbeats_is_a_reason_to_be_c
 
 
 def test_a_process_has_one_life() -> None:
-    mine = process_start_id(os.getpid())
-    assert mine == process_start_id(os.getpid())
+    first = process_start_id(os.getpid())
+    assert first == process_start_id(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert process_start_id(child.pid) not in (None, mine)
+        assert process_start_id(child.pid) not in (None, first)
         child.kill()
         # Dead and not waited for is dead: its row must not count as that of a living worker.
         eventually(lambda: process_start_id(child.pid) is None)
@@ -195,7 +196,7 @@ def test_a_process_has_one_life() -> None:
     assert process_start_id(child.pid) is None
 
 
-def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Start) -> None:
+def test_a_worker_that_deregisters_starts_no_crash_tracking(start_worker: Start) -> None:
     leaving = dead_here()
     worker = start_worker(Leased, heartbeat=True)
     assert worker.pump.crash_tracking is True
@@ -205,23 +206,23 @@ def test_a_stranger_that_signs_off_is_no_reason_to_be_careful(start_worker: Star
     eventually(lambda: not worker.pump.crash_tracking)
 
 
-def test_a_worker_is_careful_while_its_queue_has_an_unburied_dead(start_worker: Start) -> None:
-    dead = stranger(alive=False)
+def test_crash_tracking_lasts_while_the_queue_has_a_dead_subscriber(start_worker: Start) -> None:
+    dead = foreign_worker(alive=False)
     worker = start_worker(Leased, heartbeat=True)
 
     assert worker.pump.crash_tracking is True
     eventually(lambda: Subscriber.objects.get(pk=worker.pump.subscriber).crash_tracking)
 
     dead.delete()
-    stranger(Transactional, alive=False)
+    foreign_worker(Transactional, alive=False)
     eventually(lambda: not worker.pump.crash_tracking)
 
 
-def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_worker: Start, settings: Any) -> None:
+def test_a_dead_subscriber_does_not_extend_crash_tracking_for_ever(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = settings.QUEUEAPP | {"CRASH_TRACKING_PERIOD": 2, "DEAD_AFTER": 2}
-    stranger(alive=False)
+    foreign_worker(alive=False)
 
-    for _ in range(2):  # each life of a tree is careful at first, however long the other one has been dead
+    for _ in range(2):  # each start of a tree tracks crashes at first, however long the other one has been dead
         worker = start_worker(Leased, heartbeat=True)
         assert worker.pump.crash_tracking is True
         eventually(lambda it=worker: not it.pump.crash_tracking)  # type: ignore[misc]
@@ -229,7 +230,7 @@ def test_a_dead_that_nobody_buries_is_no_reason_to_be_careful_for_ever(start_wor
     assert Subscriber.objects.filter(alive_until__lt=Now()).exists()
 
 
-def test_a_worker_is_careful_for_as_long_as_the_queue_says(start_worker: Start) -> None:
+def test_crash_tracking_lasts_for_the_period_of_the_queue(start_worker: Start) -> None:
     worker = start_worker(Leased, heartbeat=True)
     assert not worker.pump.crash_tracking
 
@@ -240,17 +241,17 @@ def test_a_worker_is_careful_for_as_long_as_the_queue_says(start_worker: Start) 
     eventually(lambda: not worker.pump.crash_tracking)
 
 
-def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_worker: Start) -> None:
+def test_workers_under_crash_tracking_record_each_delivery_and_handle_everything_once(start_worker: Start) -> None:
     queue = Transactional
     QueueControl.objects.create(queue=queue._meta.label, crash_tracking_until=Now() + timedelta(hours=1))
     handled: list[int] = []
     handed_out: list[int] = []
-    other = connections["default"].copy()
-    other.inc_thread_sharing()
+    second_connection = connections["default"].copy()
+    second_connection.inc_thread_sharing()
 
     def act(message: Nop) -> None:
         handled.append(message.number)
-        with other.cursor() as cursor:
+        with second_connection.cursor() as cursor:
             cursor.execute(f'SELECT count(*) FROM "{queue._meta.db_table}" WHERE deliveries = 1')
             handed_out.append(cursor.fetchone()[0])
 
@@ -260,7 +261,7 @@ def test_careful_workers_record_each_hand_out_and_handle_everything_once(start_w
 
     eventually(lambda: not queue.objects.exists())
 
-    other.close()
+    second_connection.close()
 
     assert sorted(handled) == list(range(100))
     assert min(handed_out) > 0, "others see it before the handler runs"
@@ -281,11 +282,11 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
 
     monkeypatch.setattr(Heartbeat, "_write", beat)
     pump = QueuePump(Leased, "default", stopping=threading.Event())
-    one = Heartbeat("default", [pump], uuid.uuid4())
-    one.start()
+    heartbeat = Heartbeat("default", [pump], uuid.uuid4())
+    heartbeat.start()
 
-    eventually(one.begun.is_set)
-    assert one.stop(DEADLINE)
+    eventually(heartbeat.begun.is_set)
+    assert heartbeat.stop(DEADLINE)
 
     assert Subscriber.objects.count() == 1
-    one.deregister()
+    heartbeat.deregister()

@@ -1,4 +1,4 @@
-"""Whoever looks after leases waits for nobody, and ends what it took out of a batch."""
+"""The renewal of leases waits for no lock, and ends what it took out of a batch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_lease_is_renewed_once_half_of_its_period_is_over(slow: Slow) -> None:
         assert batch.expires >= asked + batch.period
 
 
-def test_what_somebody_has_locked_holds_up_nothing_and_follows(slow: Slow) -> None:
+def test_locked_rows_delay_no_other_and_follow_later(slow: Slow) -> None:
     first, _, third, fourth, fifth = slow.seqs
     with slow.handling():
         with locked(first, fourth):
@@ -102,7 +102,7 @@ def test_what_was_locked_until_its_batch_was_over_is_acked_all_the_same(slow: Sl
 
 
 def test_what_is_locked_for_longer_than_its_lease_is_tried_as_long_as_its_batch_is_in_hand(slow: Slow) -> None:
-    """It is nobody else's as long as it is locked, and its lease may well last then."""
+    """It has no other owner as long as it is locked, and its lease may well last then."""
     first, *_ = slow.seqs
     with slow.handling():
         with locked(first):
@@ -135,7 +135,7 @@ def test_what_is_not_ended_when_its_batch_and_its_lease_are_over_is_lost(
     assert f"1 lease expired before the ack (seq {first} to {first})" in caplog.text
 
 
-def test_what_is_locked_when_the_process_ends_is_told_as_lost(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_locked_when_the_process_ends_are_reported_as_lost(slow: Slow, caplog: pytest.LogCaptureFixture) -> None:
     first, second, *_ = slow.seqs
     with ExitStack() as lock:
         with slow.handling():
@@ -224,11 +224,11 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue_of_the_same
 
     Urgent.send(Nop(1, ""))
     (seq,) = seqs_of(Urgent)
-    other = SingleReceiver(Urgent)
-    renewals = LeaseRenewer("default", [slow.receiver.pump, other.pump])
-    with slow.handling(), other.receiving(1):
+    second_single_receiver = SingleReceiver(Urgent)
+    renewals = LeaseRenewer("default", [slow.receiver.pump, second_single_receiver.pump])
+    with slow.handling(), second_single_receiver.receiving(1):
         eventually(lambda: gate.inside == 2)
-        slow.receiver.batch.expires = other.batch.expires = monotonic()
+        slow.receiver.batch.expires = second_single_receiver.batch.expires = monotonic()
         before = expiry(Urgent, seq)
         with locked_table(Leased):
             renewals._round()
@@ -247,12 +247,12 @@ def test_however_short_a_lease_is_there_are_several_looks_in_it(monkeypatch: pyt
         assert [renewals.interval(busy=busy) for busy in (True, False)] == [0.1, 0.25]
 
 
-def test_of_a_lease_that_somebody_else_has_now_nothing_is_renewed_or_ended(slow: Slow) -> None:
+def test_of_a_lease_that_another_owner_has_now_nothing_is_renewed_or_ended(slow: Slow) -> None:
     first, _, third, fourth, _ = slow.seqs
     with slow.handling():
         Leased.objects.update(lease_expires="2000-01-01T00:00:00Z")
-        with Leased.receive(10, lease_period=timedelta(hours=1)) as others:
-            taken = {message.seq: message for message in others}
+        with Leased.receive(10, lease_period=timedelta(hours=1)) as rest:
+            taken = {message.seq: message for message in rest}
             before = {seq: expiry(Leased, seq) for seq in (first, third, fourth)}
             slow.renewals.start()
             eventually(lambda: not slow.receiver.batch.waiting)

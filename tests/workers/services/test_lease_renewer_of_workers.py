@@ -21,8 +21,8 @@ pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers", "fast")]
 Start = Callable[..., Worker]
 
 
-def test_a_handler_that_holds_its_own_row_is_renewed_after_it_let_go(start_worker: Start, gate: Gate) -> None:
-    """Its lease is the old one at the end of its transaction, which may have lapsed by then."""
+def test_a_handler_that_locks_its_own_row_is_renewed_after_the_lock(start_worker: Start, gate: Gate) -> None:
+    """Its lease is the old one at the end of its transaction, which may have expired by then."""
     seqs: list[int] = []
 
     @consumer(Leased, name="tests")
@@ -58,22 +58,22 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue(start_worke
 
     for queue in (Leased, Urgent):
         consumer(queue, name="tests")(enter)
-    # One task each: nobody else takes what lapses while the table is locked.
+    # One task each: no other receiver takes a message whose lease expires while the table is locked.
     workers = [start_worker(queue, concurrency=1, renewals=False) for queue in (Leased, Urgent)]
     renewals = LeaseRenewer("default", [worker.pump for worker in workers])
     for queue in (Leased, Urgent):
         queue.send(Nop(1, ""))
     eventually(lambda: gate.inside == 2)
-    (other,) = seqs_of(Urgent)
-    first = expiry(Urgent, other)
+    (second_seq,) = seqs_of(Urgent)
+    first = expiry(Urgent, second_seq)
 
     with locked_table(Leased):
         renewals.start()
-        eventually(lambda: expiry(Urgent, other) > first + timedelta(seconds=4))
+        eventually(lambda: expiry(Urgent, second_seq) > first + timedelta(seconds=4))
 
-    (mine,) = seqs_of(Leased)
-    before = expiry(Leased, mine)
-    eventually(lambda: expiry(Leased, mine) > before + timedelta(seconds=4))
+    (seq,) = seqs_of(Leased)
+    before = expiry(Leased, seq)
+    eventually(lambda: expiry(Leased, seq) > before + timedelta(seconds=4))
     gate.let(2)
     eventually(lambda: not Leased.objects.exists() and not Urgent.objects.exists())
     assert renewals.stop(DEADLINE)

@@ -167,21 +167,21 @@ class Command(OperatorCommand):
         by_alias: dict[str, list[Any]] = {}
         for queue in queues:
             by_alias.setdefault(router.db_for_write(queue), []).append(queue)
-        for alias, own in by_alias.items():
+        for alias, alias_queues in by_alias.items():
             backend_of(connections[alias]).check_server(connections[alias])
             # The owner of a foreign table may create it later: its pump tries again until the table exists.
-            managed = [queue for queue in own if queue._meta.managed]
+            managed = [queue for queue in alias_queues if queue._meta.managed]
             schema_check.require_tables(alias, managed)
             self._require_rights(alias, managed)
             check_connections(
-                self, alias, own, processes=options["processes"], concurrency=options["concurrency"],
+                self, alias, alias_queues, processes=options["processes"], concurrency=options["concurrency"],
                 dispatcher=not options["no_dispatcher"], maintenance=not options["no_maintenance"],
             )  # fmt: skip
         if not options["no_dispatcher"]:
             _require_stores(queues)
         self.check_migrations()  # only a notice: the required tables exist
-        for alias, own in by_alias.items():
-            report_database(self, alias, [*own, DelayedMessage])
+        for alias, alias_queues in by_alias.items():
+            report_database(self, alias, [*alias_queues, DelayedMessage])
         connections.close_all()
 
     def _require_rights(self, alias: str, queues: list[Any]) -> None:

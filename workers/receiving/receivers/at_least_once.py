@@ -435,24 +435,24 @@ class AtLeastOnceReceiver(Receiver):
             self._ack_early(batch)  # the next one may end the process
         route = self.batches.route_of(row)
         self._was_quarantined = route is not None and self.batches.is_quarantined(row, leased=True)
-        others = [] if route is None or self._was_quarantined else self._take_along(batch, route, row)
-        if route is None or not others:
+        others_of_batch = [] if route is None or self._was_quarantined else self._take_along(batch, route, row)
+        if route is None or not others_of_batch:
             return False
-        self._handle_call(batch, route, [row, *others], failures, skipped)
+        self._handle_call(batch, route, [row, *others_of_batch], failures, skipped)
         return True
 
     def _take_along(self, batch: LeasedBatch, route: HandlerRoute, first: Claimed) -> list[Claimed]:
         """Take the other messages of the same call out of those that wait. A message of another call is out of
         ``waiting`` for a moment, and in ``in_flight``, so that a renewal in between does not miss it."""
-        others: list[Claimed] = []
+        following: list[Claimed] = []
         rest: list[Claimed] = []
-        while len(others) < route.consumer.batch - 1 and (row := self._leaser.next(batch)) is not None:
-            (others if self.batches.goes_with(row, route, first, leased=True) else rest).append(row)
+        while len(following) < route.consumer.batch - 1 and (row := self._leaser.next(batch)) is not None:
+            (following if self.batches.goes_with(row, route, first, leased=True) else rest).append(row)
         batch.waiting.extendleft(reversed(rest))
         if rest:
             passed = {row[SEQ] for row in rest}
             batch.in_flight[:] = [seq for seq in batch.in_flight if seq not in passed]
-        return others
+        return following
 
     def _handle_call(
         self,
@@ -480,16 +480,16 @@ class AtLeastOnceReceiver(Receiver):
             part = parts.popleft()
             if self.state.stopping.is_set() and len(part) < len(ready):
                 stopped = WorkerStopped(f"{route.consumer.registration.name} was not called: the worker stops.")
-                failures += [(one.row, stopped, None) for one in part]
+                failures += [(item.row, stopped, None) for item in part]
                 continue
             outcome = calls.call_batch(route, part, leased=True)
             if outcome is None:
-                batch.done.extend([one.row[SEQ] for one in part])
+                batch.done.extend([item.row[SEQ] for item in part])
             elif isinstance(outcome, dict):
-                batch.done.extend([one.row[SEQ] for index, one in enumerate(part) if index not in outcome])
+                batch.done.extend([item.row[SEQ] for index, item in enumerate(part) if index not in outcome])
                 failures += [(part[index].row, error, calls.items_of(index)) for index, error in outcome.items()]
             elif len(part) == 1 or isinstance(outcome, WorkerStopped):
-                failures += [(one.row, outcome, calls.items_of(index)) for index, one in enumerate(part)]
+                failures += [(item.row, outcome, calls.items_of(index)) for index, item in enumerate(part)]
             else:
                 part, half = self._with_checkpoints(part), len(part) // 2
                 parts.extendleft([part[half:], part[:half]])
@@ -498,7 +498,7 @@ class AtLeastOnceReceiver(Receiver):
 
     def _with_checkpoints(self, part: list[ReadyMessage]) -> list[ReadyMessage]:
         """The messages as their rows are now: a call that failed may have committed checkpoints before that, or not."""
-        seqs = self._checkpointed.intersection(one.row[SEQ] for one in part)
+        seqs = self._checkpointed.intersection(item.row[SEQ] for item in part)
         if not seqs:
             return part
         connection = connections[self.alias]
@@ -513,11 +513,11 @@ class AtLeastOnceReceiver(Receiver):
                     raise
         return [
             ReadyMessage(
-                (*one.row[:HEADERS], headers.get(one.row[SEQ], one.row[HEADERS]), *one.row[HEADERS + 1 :]),
-                one.message,
-                one.attempt,
+                (*item.row[:HEADERS], headers.get(item.row[SEQ], item.row[HEADERS]), *item.row[HEADERS + 1 :]),
+                item.message,
+                item.attempt,
             )
-            for one in part
+            for item in part
         ]
 
     def _ack_early(self, batch: LeasedBatch) -> None:

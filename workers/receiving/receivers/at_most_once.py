@@ -284,9 +284,9 @@ class AtMostOnceReceiver(Receiver):
             if not ready:
                 continue
             outcome = self.batches.call_batch(route, ready, leased=leased)
-            for index, one in enumerate(ready):
+            for index, item in enumerate(ready):
                 self.items = self.batches.items_of(index)
-                yield one.row, outcome.get(index) if isinstance(outcome, dict) else outcome
+                yield item.row, outcome.get(index) if isinstance(outcome, dict) else outcome
 
     def _record(self, row: Claimed) -> None:
         """Record id and headers in the slot, so that the supervisor can log what was lost with this process."""

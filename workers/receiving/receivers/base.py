@@ -475,7 +475,8 @@ os.register_at_fork(after_in_child=_is_a_child)
 
 
 def end_child(failed: BaseException | None) -> NoReturn:
-    """End this process as Python would have, but for what belongs to the parent: nothing of that is closed or told."""
+    """End this process as Python would have, but for what belongs to the parent: nothing of that is closed or
+    notified."""
     code: object = 0
     if isinstance(failed, SystemExit):
         code = 0 if failed.code is None else failed.code

@@ -101,10 +101,10 @@ class BatchCaller:
             and not self._handlers.addressed
         ):
             return True  # nearly all; what follows comes to the same result for them, and costs more
-        other = self.route_of(row)
+        row_route = self.route_of(row)
         return (
-            other is not None
-            and other.consumer is route.consumer
+            row_route is not None
+            and row_route.consumer is route.consumer
             and not self.is_quarantined(row, leased=leased)
             and self.has_failed(row, leased=leased) == self.has_failed(first, leased=leased)
         )
@@ -114,14 +114,14 @@ class BatchCaller:
     ) -> tuple[HandlerRoute | None, list[Claimed], list[Claimed]]:
         """(route of the first of ``waiting``, the messages of its call, the rest). A route of None: its consumer takes
         one message."""
-        first, others = waiting[0], waiting[1:]
+        first, following = waiting[0], waiting[1:]
         route = self.route_of(first)
         if route is None or self.is_quarantined(first, leased=leased):
-            return route, [first], others
-        together = [row for row in others if self.goes_with(row, route, first, leased=leased)]
+            return route, [first], following
+        together = [row for row in following if self.goes_with(row, route, first, leased=leased)]
         together = together[: route.consumer.batch - 1]
         taken = {row[SEQ] for row in together}
-        return route, [first, *together], [row for row in others if row[SEQ] not in taken]
+        return route, [first, *together], [row for row in following if row[SEQ] not in taken]
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
@@ -140,15 +140,15 @@ class BatchCaller:
         receiver = self._receiver
         if receiver.filter is not None and not receiver.filter.passes(row[HEADERS], row[BODY]):
             return None
-        own = route if row[HEADERS] == route.headers else self.route_of(row) or route
-        body, decode = row[BODY], own.decode
+        route_of_row = route if row[HEADERS] == route.headers else self.route_of(row) or route
+        body, decode = row[BODY], route_of_row.decode
         try:
             try:
                 message = decode(body) if decode is not None and body else None
             except Exception:  # not this type, or a byte order mark
                 message = None
             if message is None:
-                message = own.read(body, row[HEADERS], as_uuid(row[ID]), receiver.alias)
+                message = route_of_row.read(body, row[HEADERS], as_uuid(row[ID]), receiver.alias)
         except BaseException as error:  # as in ``Receiver.call``
             return error
         if row[DELIVERIES] - leased <= 0:
@@ -163,12 +163,12 @@ class BatchCaller:
         """Call the handler once with these messages."""
         receiver = self._receiver
         receiver.session_lost = False
-        rows = [one.row for one in ready]
-        contexts = BatchContext(route.receiving, rows, [one.attempt for one in ready], receiver.extend_batch)
+        rows = [item.row for item in ready]
+        contexts = BatchContext(route.receiving, rows, [item.attempt for item in ready], receiver.extend_batch)
         self._contexts = contexts
         quarantined = len(ready) == 1 and self.is_quarantined(rows[0], leased=leased)
         with receiver.in_flight([row[SEQ] for row in rows], quarantined):
-            failed = receiver.run(route.consumer, [one.message for one in ready], contexts, rows[0][SEQ])
+            failed = receiver.run(route.consumer, [item.message for item in ready], contexts, rows[0][SEQ])
         if failed is None and contexts.failures:
             return contexts.failures
         return failed

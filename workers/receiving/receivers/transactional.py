@@ -309,7 +309,7 @@ class TransactionalReceiver(Receiver):
         self.restore_connection()
         if not isinstance(decided.failure.exception, MessageCancelled):
             self.state.health.failed()
-        decided.tell()
+        decided.notify()
         self.restore_connection()
         if isinstance(decided.verdict, recoverability.RetryNow):
             self.state.retried(seq)

@@ -359,7 +359,7 @@ class TransactionBatchReceiver(TransactionalReceiver):
         self._double_batch()
         for decided in self._decided:
             self.state.health.failed()
-            decided.tell()
+            decided.notify()
         if self._decided:
             self._decided.clear()
             self.restore_connection()

@@ -68,8 +68,8 @@ class Command(BaseCommand):
             try:
                 web.start()
                 workers.start()
-                for each in maintenance:
-                    each.start()
+                for service in maintenance:
+                    service.start()
                 _wait_until_served(web, port)
                 password = f"password {user.password}" if user.password else "with the password you gave it"
                 self.stdout.write(
@@ -82,14 +82,14 @@ class Command(BaseCommand):
             finally:
                 # The workers last: a page that is being served may still want to send them something.
                 web.stop(_STOP_WEB_SECONDS)
-                for each in maintenance:
-                    each.ask_to_stop()
-                for each in maintenance:
-                    each.stop(_STOP_WORKERS_SECONDS)
+                for service in maintenance:
+                    service.ask_to_stop()
+                for service in maintenance:
+                    service.stop(_STOP_WORKERS_SECONDS)
                 workers.stop(_STOP_WORKERS_SECONDS)
         self.stdout.write("Stopped.")
 
-    def _watch(self, web: ChildProcess, workers: ChildProcess, *others: ChildProcess) -> None:
+    def _watch(self, web: ChildProcess, workers: ChildProcess, *processes: ChildProcess) -> None:
         """Until Ctrl-C: end when the web server ends, and start workers that end again, ever more slowly; the others as
         well, at each look."""
         wait, started = 1.0, monotonic()
@@ -97,11 +97,13 @@ class Command(BaseCommand):
             code = web.exit_code(_POLL_SECONDS)
             if code is not None:
                 raise CommandError(f"The web server ended with exit code {code}: {web.last_words()}")
-            for other in others:
-                if (code := other.exit_code()) is not None:
-                    self.stderr.write(f"{' '.join(other.command)} ended with exit code {code}: {other.last_words()}")
+            for process in processes:
+                if (code := process.exit_code()) is not None:
+                    self.stderr.write(
+                        f"{' '.join(process.command)} ended with exit code {code}: {process.last_words()}"
+                    )
                     sleep(wait)
-                    other.start()
+                    process.start()
             code = workers.exit_code()
             if code is None:
                 continue

@@ -118,10 +118,10 @@ class Migrator:
         self.source, self.target = source, target
         self._inverts = source.inverts != target.inverts and not keep_priorities
         self._batch = BATCH if source.exact and target.exact else SMALL_BATCH
-        own = source if isinstance(source, QueueappEndpoint) else target
-        assert isinstance(own, QueueappEndpoint)
+        endpoint = source if isinstance(source, QueueappEndpoint) else target
+        assert isinstance(endpoint, QueueappEndpoint)
         #: Two migrators at once would duplicate the messages that both have read: one per database, by leader election.
-        self._elector = Elector(own.alias, "movebroker", uuid.uuid4(), term)
+        self._elector = Elector(endpoint.alias, "movebroker", uuid.uuid4(), term)
         self.stopping = threading.Event()
         self.moved = 0
         #: By queue: why messages in flight cannot be moved.

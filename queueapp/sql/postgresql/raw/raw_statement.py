@@ -365,18 +365,18 @@ class IntegerArrayDumper(Dumper):
 
     def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
-        self._other = ListDumper(cls, context)
+        self._list_dumper = ListDumper(cls, context)
 
     def get_key(self, obj: list[Any], format: PyFormat) -> Any:
         """The key under which psycopg caches the dumper of such a list."""
         if set(map(type, obj)) == {int} and min(obj) >= -MAX_SEQ and max(obj) <= MAX_SEQ:
             return self.cls
-        other: Hashable = self._other.get_key(obj, format)
-        return self.cls, other
+        compared: Hashable = self._list_dumper.get_key(obj, format)
+        return self.cls, compared
 
     def upgrade(self, obj: list[Any], format: PyFormat) -> Dumper:
         """The dumper of any other list."""
-        return self._other.upgrade(obj, format)
+        return self._list_dumper.upgrade(obj, format)
 
     def dump(self, obj: list[int]) -> bytes:
         """The array as PostgreSQL's ``array_send`` would write it."""

@@ -34,10 +34,10 @@ def configuration(*queues: str, logged: str = "", more: str = "") -> str:
 
 def options(imported: Imported) -> dict[str, str]:
     """The options of its one queue, as they are written."""
-    (one,) = imported.queues
-    return {option: value.source for option, value in one.options.items()}
+    (queue,) = imported.queues
+    return {option: value.source for option, value in queue.options.items()}
 
 
 def said(imported: Imported) -> list[tuple[int, str, str]]:
     """What was not mapped: (line, element, why)."""
-    return [(one.line, one.element, one.reason) for one in imported.unmapped]
+    return [(item.line, item.element, item.reason) for item in imported.unmapped]

@@ -41,7 +41,7 @@ def test_all_mapped_is_exit_code_0_and_nothing_on_stderr(config: Path) -> None:
     assert 'db_table = "orders"' in out
 
 
-def test_not_all_mapped_is_exit_code_3_and_said_with_file_and_line(config: Path) -> None:
+def test_not_all_mapped_is_exit_code_3_and_reported_with_file_and_line(config: Path) -> None:
     config.write_text(queue("<MaxBacklog>x</MaxBacklog>\n<Colour>red</Colour>"))
     out, err, error = run(str(config))
     assert error is not None
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_exit_code_1_and_no_queue_is_printed(config: Path
         assert json.loads(out) == {"error": str(error)}
 
 
-def test_a_note_is_said_and_no_failure(config: Path) -> None:
+def test_a_note_is_reported_and_no_failure(config: Path) -> None:
     config.write_text(configuration(queue()))
     _, err, error = run(str(config))
     assert error is None
@@ -75,7 +75,7 @@ def test_a_note_is_said_and_no_failure(config: Path) -> None:
     )
 
 
-def test_a_configuration_without_a_queue_says_so(config: Path) -> None:
+def test_a_configuration_without_a_queue_reports_it(config: Path) -> None:
     config.write_text("<AMPSConfig/>")
     _, err, error = run(str(config))
     assert (err, error) == (f"{config}: no queue in it could be converted.\n", None)
@@ -88,20 +88,20 @@ def test_json_has_everything(config: Path) -> None:
     assert error is not None
     said = json.loads(out)
     assert said["file"] == str(config)
-    (one,) = said["queues"]
-    assert (one["name"], one["class"], one["table"], one["element"], one["line"]) == (
+    (item,) = said["queues"]
+    assert (item["name"], item["class"], item["table"], item["element"], item["line"]) == (
         "orders",
         "Orders",
         "orders",
         "LocalQueue",
         4,
     )
-    assert one["options"]["lease_period"] == "None"
+    assert item["options"]["lease_period"] == "None"
     assert said["journal"] == ["orders"]
-    assert [(each["file"], each["line"], each["queue"], each["element"]) for each in said["unmapped"]] == [
+    assert [(entry["file"], entry["line"], entry["queue"], entry["element"]) for entry in said["unmapped"]] == [
         (str(config), 7, "orders", "MaxBacklog")
     ]
-    assert [each["element"] for each in said["notes"]] == ["Actions"]
+    assert [entry["element"] for entry in said["notes"]] == ["Actions"]
     assert said["source"] == run(str(config), "--app-label", "shop")[0]
 
 
@@ -150,10 +150,10 @@ def test_in_a_shell(config: Path, child_environment: dict[str, str]) -> None:
     ast.parse(done.stdout)
 
 
-def test_help_says_what_the_exit_codes_mean() -> None:
-    told = (
+def test_help_states_what_the_exit_codes_mean() -> None:
+    reported = (
         load_command_class("queueapp.contrib.amps", "importamps").create_parser("manage.py", "importamps").format_help()
     )
-    told = " ".join(told.split())
-    assert "Exit codes: 0 everything was mapped, 3 an element was not" in told
-    assert "1 the file cannot be read or is no configuration of AMPS" in told
+    reported = " ".join(reported.split())
+    assert "Exit codes: 0 everything was mapped, 3 an element was not" in reported
+    assert "1 the file cannot be read or is no configuration of AMPS" in reported

@@ -24,12 +24,12 @@ def test_a_part_of_a_configuration_is_read_as_well(frame: str, tmp_path: Path) -
 
 def test_queues_come_in_their_order_with_their_lines(tmp_path: Path) -> None:
     imported = import_text(configuration(*(queue(name=name) for name in "abc")), tmp_path)
-    assert [(one.name, one.line) for one in imported.queues] == [("a", 4), ("b", 9), ("c", 14)]
+    assert [(queue.name, queue.line) for queue in imported.queues] == [("a", 4), ("b", 9), ("c", 14)]
 
 
 def test_several_sow_sections(tmp_path: Path) -> None:
     imported = import_text(configuration(queue(name="a"), more=f"<SOW>{queue(name='b')}</SOW>"), tmp_path)
-    assert [one.name for one in imported.queues] == ["a", "b"]
+    assert [queue.name for queue in imported.queues] == ["a", "b"]
 
 
 def test_what_is_no_queue_is_none_of_our_business(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_queue_outside_the_sow(tmp_path: Path) -> None:
 
 def test_actions_are_a_note(tmp_path: Path) -> None:
     imported = import_text(configuration(queue(), more="<Actions><Action/></Actions>"), tmp_path)
-    assert [(one.element, one.queue) for one in imported.notes if "on_expired" in one.reason] == [("Actions", "")]
+    assert [(note.element, note.queue) for note in imported.notes if "on_expired" in note.reason] == [("Actions", "")]
 
 
 @pytest.mark.parametrize("name", ["", " ", "<x/>"])
@@ -110,7 +110,7 @@ def test_topics_of_the_log_that_a_queue_collects(
 def test_a_queue_whose_topic_is_not_logged_is_a_note(log: str, tmp_path: Path) -> None:
     imported = import_text(configuration(queue(), logged=log), tmp_path)
     assert imported.journal == []
-    assert [(one.line, one.reason) for one in imported.notes] == [
+    assert [(note.line, note.reason) for note in imported.notes] == [
         (4, "no topic of the TransactionLog is its topic 'orders', which AMPS requires")
     ]
 
@@ -120,7 +120,7 @@ def test_a_topic_of_two_queues_is_in_the_journal_once(tmp_path: Path) -> None:
     assert import_text(configuration(*queues, logged=logged("t")), tmp_path).journal == ["t"]
 
 
-def test_a_logged_topic_without_a_name_is_said(tmp_path: Path) -> None:
+def test_a_logged_topic_without_a_name_is_reported(tmp_path: Path) -> None:
     imported = import_text(configuration(queue(), logged="<Topic/>" + logged("${NONE}", "orders")), tmp_path)
     assert [name for _, name, _ in said(imported)] == ["TransactionLog/Topic"] * 2
 
@@ -157,7 +157,7 @@ def test_a_publish_target_that_is_not_logged_is_a_note(tmp_path: Path) -> None:
     logged = "<Topic><Name>orders/old</Name><MessageType>json</MessageType></Topic>"
     imported = import_text(configuration(queue(inside), logged=logged), tmp_path)
     text = "no topic of the TransactionLog is 'orders/new', which AMPS requires of a publish target"
-    assert [(one.line, one.element, one.reason) for one in imported.notes] == [(8, "DefaultPublishTarget", text)]
+    assert [(note.line, note.element, note.reason) for note in imported.notes] == [(8, "DefaultPublishTarget", text)]
 
     logged += "<Topic><Name>orders/new</Name><MessageType>json</MessageType></Topic>"
     assert import_text(configuration(queue(inside), logged=logged), tmp_path).notes == []

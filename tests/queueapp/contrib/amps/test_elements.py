@@ -100,7 +100,7 @@ def test_name_and_its_synonym_topic(tmp_path: Path) -> None:
     assert said(synonym) == []
 
 
-def test_topic_beside_a_name_is_said(tmp_path: Path) -> None:
+def test_topic_beside_a_name_is_reported(tmp_path: Path) -> None:
     imported = import_text(queue("<Topic>other</Topic>"), tmp_path)
     assert options(imported)["name"] == '"orders"'
     assert said(imported) == [(4, "Topic", "stands for Name where that is missing; that of line 2 counts")]
@@ -113,7 +113,7 @@ def test_message_type(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["fix", "nvfix", "xml", "bson", "bflat", "protobuf"])
-def test_message_type_that_is_not_read_here_is_written_and_said(text: str, tmp_path: Path) -> None:
+def test_message_type_that_is_not_read_here_is_written_and_reported(text: str, tmp_path: Path) -> None:
     imported = import_text(queue().replace("json", text), tmp_path)
     assert options(imported)["message_type"] == f'"{text}"', "and not left to be JSON"
     ((line, name, why),) = said(imported)
@@ -217,7 +217,7 @@ def test_what_has_no_effect_at_most_once_is_left_out_with_a_note(element: str, t
     imported = import_text(queue(f"<Semantics>at-most-once</Semantics>\n<{element}>{text}</{element}>"), tmp_path)
     assert ELEMENTS[element].option not in options(imported)
     assert said(imported) == []
-    assert [(one.line, one.element) for one in imported.notes] == [(5, element)]
+    assert [(note.line, note.element) for note in imported.notes] == [(5, element)]
 
 
 # -- what does not go together -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_what_has_no_effect_at_most_once_is_left_out_with_a_note(element: str, t
 )
 def test_priority_barrier_and_target_depth_exclude_each_other(first: str, second: str, tmp_path: Path) -> None:
     imported = import_text(queue(f"{first}\n{second}"), tmp_path)
-    kept, left_out = (each[1 : each.index(">")] for each in (first, second))
+    kept, left_out = (item[1 : item.index(">")] for item in (first, second))
     assert ELEMENTS[kept].option in options(imported)
     assert ELEMENTS[left_out].option not in options(imported)
     assert said(imported) == [(5, left_out, f"does not go with {kept} (line 4); left out")]
@@ -271,7 +271,7 @@ def test_priority_barrier_and_target_depth_exclude_each_other(first: str, second
         ("BarrierExpression", "(", "is no expression here: "),
     ],
 )
-def test_a_value_that_is_none_is_said_and_left_out(element: str, text: str, why: str, tmp_path: Path) -> None:
+def test_a_value_that_is_none_is_reported_and_left_out(element: str, text: str, why: str, tmp_path: Path) -> None:
     imported = import_text(queue(f"<{element}>{text}</{element}>"), tmp_path)
     ((line, name, reason),) = said(imported)
     assert (line, name) == (4, element)
@@ -307,7 +307,7 @@ def test_an_attribute_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("element", ["Queue", "QueueDefinition"])
-def test_distributed_queues_are_made_as_local_ones_and_said(element: str, tmp_path: Path) -> None:
+def test_distributed_queues_are_made_as_local_ones_and_reported(element: str, tmp_path: Path) -> None:
     imported = import_text(queue(element=element), tmp_path)
     assert options(imported) == options(import_text(queue(), tmp_path))
     ((line, name, reason),) = said(imported)

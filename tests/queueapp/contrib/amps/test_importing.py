@@ -59,10 +59,10 @@ def test_the_classes_are_queues_that_pass_the_checks(tmp_path: Path, settings: o
     page.write_text(f"```python\n{source(tmp_path)}```\n")
     with run_blocks(page) as module:
         made = [queues.find(f"shop.{name}") for name in ("OrdersBought", "EndOfDay", "DeepQueue", "Ticks", "Plain")]
-        for one in made:
-            assert getattr(module, one.__name__) is one
-            assert one.objects.count() == 0
-            assert [found for found in run_checks() if found.obj is one] == []
+        for queue in made:
+            assert getattr(module, queue.__name__) is queue
+            assert queue.objects.count() == 0
+            assert [found for found in run_checks() if found.obj is queue] == []
         module.Plain.send({"n": 1})
         with module.Plain.receive(lease_period=timedelta(minutes=1)) as batch:
             for message in batch:

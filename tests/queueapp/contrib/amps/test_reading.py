@@ -41,14 +41,14 @@ def test_a_billion_laughs_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_an_external_entity_is_refused_and_its_file_not_opened(doctype: str, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("what nobody may read")
+    (tmp_path / "secret").write_text("not to be read")
     text = doctype.format(secret=(tmp_path / "secret").as_uri()) + queue().replace("orders", "&x;")
     why = refused(text, tmp_path)
     assert ":1: a document type (DOCTYPE) is not read" in why
-    assert "nobody may read" not in why
+    assert "not to be read" not in why
 
 
-def test_an_entity_that_nobody_declared_is_no_xml(tmp_path: Path) -> None:
+def test_an_undeclared_entity_is_no_xml(tmp_path: Path) -> None:
     assert refused(queue(name="&x;"), tmp_path).endswith(":2: is no XML: undefined entity.")
 
 
@@ -57,7 +57,7 @@ def test_another_file_is_never_opened(tmp_path: Path) -> None:
     inside = f"<Include>{tmp_path / 'more.xml'}</Include>"
     xinclude = '<i:include xmlns:i="http://www.w3.org/2001/XInclude" href="more.xml"/>'
     imported = import_text(configuration(queue(inside), inside, xinclude, logged=inside, more=inside), tmp_path)
-    assert [one.name for one in imported.queues] == ["orders"]
+    assert [queue.name for queue in imported.queues] == ["orders"]
     assert [name for _, name, _ in said(imported)].count("Include") == 4
     assert all("ampServer --dump-config" in why for _, name, why in said(imported) if name == "Include")
 
@@ -65,7 +65,7 @@ def test_another_file_is_never_opened(tmp_path: Path) -> None:
 def test_a_deep_document_costs_memory_and_no_call(tmp_path: Path) -> None:
     depth = 200_000
     imported = import_text(configuration(queue(), more="<x>" * depth + "</x>" * depth), tmp_path)
-    assert [one.name for one in imported.queues] == ["orders"]
+    assert [queue.name for queue in imported.queues] == ["orders"]
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_encodings(declared: str, codec: str, tmp_path: Path) -> None:
     head = f'<?xml version="1.0" encoding="{declared}"?>' if declared else ""
     imported = import_text((head + queue(name="Aufträge")).encode(codec), tmp_path)
     assert options(imported)["name"] == '"Aufträge"'
-    assert [(one.class_name, one.table) for one in imported.queues] == [("Auftrage", "auftrage")]
+    assert [(queue.class_name, queue.table) for queue in imported.queues] == [("Auftrage", "auftrage")]
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
@@ -131,7 +131,7 @@ def test_lines_are_counted_however_they_end(end: str, tmp_path: Path) -> None:
     assert [line for line, _, _ in said(imported)] == [4]
 
 
-def test_a_namespace_of_the_document_and_one_of_somebody_else(tmp_path: Path) -> None:
+def test_a_namespace_of_the_document_and_a_foreign_namespace(tmp_path: Path) -> None:
     text = configuration(queue("<MaxBacklog>5</MaxBacklog>\n<x:MaxBacklog>6</x:MaxBacklog>")).replace(
         "<AMPSConfig>", '<AMPSConfig xmlns="urn:amps" xmlns:x="urn:other">'
     )
@@ -146,7 +146,7 @@ def test_prefixed_elements_are_those_of_the_document(tmp_path: Path) -> None:
     assert options(imported)["max_backlog"] == "5"
 
 
-def test_comments_and_cdata_are_read_as_xml_says(tmp_path: Path) -> None:
+def test_comments_and_cdata_are_read_as_xml_states(tmp_path: Path) -> None:
     imported = import_text(queue("<Filter><![CDATA[/a < 5]]><!-- five --> AND /b &gt; 1</Filter>"), tmp_path)
     assert options(imported)["filter"] == '"/a < 5 AND /b > 1"'
 
@@ -154,5 +154,5 @@ def test_comments_and_cdata_are_read_as_xml_says(tmp_path: Path) -> None:
 def test_an_element_knows_its_line_and_its_text(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text("<a>\n <b>\n x </b>\n</a>")
     root = read(str(tmp_path / "a.xml"))
-    assert [(one.line, one.text) for one in root.named("b")] == [(2, "x")]
+    assert [(item.line, item.text) for item in root.named("b")] == [(2, "x")]
     assert isinstance(root, Element)

@@ -17,7 +17,7 @@ from .importing import configuration, import_text, queue
 EVERYTHING = """\
 <UnderlyingTopic>^orders/</UnderlyingTopic>
 <DefaultPublishTarget>orders/new</DefaultPublishTarget>
-<Filter>/side = "buy" AND /customer/name != 'nobody' AND /customer/country IN ('AT', 'CH') AND /n > 0</Filter>
+<Filter>/side = "buy" AND /customer/name != 'test' AND /customer/country IN ('AT', 'CH') AND /n > 0</Filter>
 <Semantics>at-least-once</Semantics>
 <LeasePeriod>30s</LeasePeriod>
 <Leasing>strict</Leasing>
@@ -58,17 +58,20 @@ def classes(source: str) -> list[str]:
     ],
 )
 def test_names_of_classes_and_tables(name: str, class_name: str, table: str, tmp_path: Path) -> None:
-    (one,) = import_text(queue(name=name), tmp_path).queues
-    assert (one.class_name, one.table) == (class_name, table)
+    (item,) = import_text(queue(name=name), tmp_path).queues
+    assert (item.class_name, item.table) == (class_name, table)
 
 
 def test_names_are_unique_without_case(tmp_path: Path) -> None:
     names = ["a/b", "aB", "A_B", "AB", "ab", "a b 2", "queue", "QUEUE", "q/ueue"]
     imported = import_text(configuration(*(queue(name=name) for name in names)), tmp_path)
-    for given in ([one.class_name.lower() for one in imported.queues], [one.table.lower() for one in imported.queues]):
+    for given in (
+        [entity.class_name.lower() for entity in imported.queues],
+        [entity.table.lower() for entity in imported.queues],
+    ):
         assert len(set(given)) == len(names)
         assert not set(given) & {"queueapp"}
-    assert not {one.class_name.lower() for one in imported.queues} & {name.lower() for name in IMPORTED}
+    assert not {queue.class_name.lower() for queue in imported.queues} & {name.lower() for name in IMPORTED}
 
 
 def many(directory: Path) -> Imported:
@@ -150,7 +153,7 @@ def test_nothing_of_a_configuration_becomes_code(text: str, tmp_path: Path) -> N
         return f"<{element}><![CDATA[{text}]]></{element}>"
 
     inside = "".join(
-        hostile(each) for each in ("UnderlyingTopic", "DefaultPublishTarget", "Filter", "MaxBacklog", "Colour")
+        hostile(text) for text in ("UnderlyingTopic", "DefaultPublishTarget", "Filter", "MaxBacklog", "Colour")
     )
     defined = queue(inside, name=f"<![CDATA[{text}]]>")
     imported = import_text(configuration(defined, logged="<Topic><Name>.*</Name></Topic>"), tmp_path, {"X": text})

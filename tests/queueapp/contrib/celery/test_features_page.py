@@ -25,7 +25,7 @@ def test_supported_features_have_a_test_and_others_a_reason() -> None:
         if re.match("do(es)? not work", state):
             assert ":" in state, feature
         else:
-            named = [tests for other, tests in tested.items() if feature.startswith(other)]
+            named = [tests for second, tests in tested.items() if feature.startswith(second)]
             assert named, feature
 
 

@@ -67,8 +67,8 @@ def test_a_queue_in_use_is_declared_again_when_it_was_deleted(conn: Any, alias: 
     queue = kombu.Queue("mine", exchange, expires=1.0)
     kombu.Consumer(conn.channel(), [queue], on_message=found.append).consume()
     # The process was stopped for longer than the queue's expiry, and another one deleted it.
-    with kombu.Connection(f"queueapp://{alias}") as other:
-        queue(other.default_channel).delete()
+    with kombu.Connection(f"queueapp://{alias}") as second_connection:
+        queue(second_connection.default_channel).delete()
 
     eventually(lambda: DeclaredQueue.objects.using(alias).filter(pk="mine").exists())
     conn.Producer().publish("x", exchange=exchange)
@@ -166,10 +166,10 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
     row."""
     monkeypatch.setattr(agent_module, "LINGER", 0.0)
     agent = agent_of(alias)
-    signs_off = threading.Event()
+    deregisters = threading.Event()
 
     def flush(connection: Any) -> int:
-        signs_off.set()
+        deregisters.set()
         eventually(lambda: agent._asked_to_stop)
         return 0
 
@@ -179,7 +179,7 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
         eventually(row.exists)
         monkeypatch.setattr(agent.leases, "flush", flush)
         conn.transport._agent = None  # it has nothing to write
-    assert signs_off.wait(DEADLINE)
+    assert deregisters.wait(DEADLINE)
 
     stop_agents()
 

@@ -166,9 +166,9 @@ def test_another_process_sees_declarations(conn: Any, alias: str) -> None:
     exchange = kombu.Exchange("topics", type="topic")
     kombu.Queue("some", exchange, routing_key="a.*")(conn.default_channel).declare()
 
-    with kombu.Connection(f"queueapp://{alias}") as other:
-        other.Producer().publish("found", exchange="topics", routing_key="a.b")
-        other.Producer().publish("lost", exchange="topics", routing_key="b.b")
+    with kombu.Connection(f"queueapp://{alias}") as second_connection:
+        second_connection.Producer().publish("found", exchange="topics", routing_key="a.b")
+        second_connection.Producer().publish("lost", exchange="topics", routing_key="b.b")
 
     assert [row.recipient for row in rows(alias)] == ["some"]
     assert Exchange.objects.using(alias).get().kind == "topic"
@@ -192,8 +192,8 @@ def test_the_shorter_of_two_times_to_live_counts(conn: Any, alias: str, through:
     for expiration in (None, 10, 600):
         conn.Producer().publish("x", exchange=exchange, routing_key="q", declare=[queue], expiration=expiration)
 
-    left = [row.expires - row.enqueued_at for row in rows(alias)]
-    assert [round(one.total_seconds()) for one in left] == [60, 10, 60]
+    remaining = [row.expires - row.enqueued_at for row in rows(alias)]
+    assert [round(item.total_seconds()) for item in remaining] == [60, 10, 60]
 
 
 def test_an_unused_queue_is_deleted_with_its_messages(conn: Any, alias: str) -> None:
@@ -288,7 +288,7 @@ def test_the_longest_name_is_accepted(conn: Any, alias: str) -> None:
     assert rows(alias).get().recipient == "q" * 200
 
 
-def test_a_url_that_names_no_database_says_which_there_are() -> None:
+def test_a_url_that_names_no_database_states_which_there_are() -> None:
     with pytest.raises(ImproperlyConfigured, match="queueapp://nowhere: DATABASES has no 'nowhere'"):
         kombu.Connection("queueapp://nowhere").connect()
 

@@ -102,7 +102,7 @@ def test_a_celery_queue_is_named_in_commands_and_over_http(conn: Any) -> None:
     call_command("autoscale", "celery:mail", "celery:bills", "--per-worker", "2", stdout=scaled)
 
     assert [line.split()[:2] for line in text.getvalue().splitlines()[1:]] == [["celery:mail", "5"]]
-    assert [(one["queue"], one["desired"]) for one in json.loads(scaled.getvalue())] == [
+    assert [(load["queue"], load["desired"]) for load in json.loads(scaled.getvalue())] == [
         ("celery:mail", 3), ("celery:bills", 0),
     ]  # fmt: skip
     with pytest.raises(CommandError, match=r"There is no queue 'celery:mial'.*Did you mean 'celery:mail'"):
@@ -115,7 +115,7 @@ def test_a_celery_queue_beyond_its_bound_is_an_alert_until_its_bound_goes(conn: 
 
     def open_alerts() -> list[str]:
         store.reconcile(alias, conditions.evaluate(alias, []), set())
-        return [one["text"] for one in store.open_alerts(alias)]
+        return [open_alert["text"] for open_alert in store.open_alerts(alias)]
 
     settings.QUEUEAPP = {"ALERTS": {"max_waiting": {"*": 1}}}
     assert open_alerts() == [], "a bound for all queues is not for what is within one"

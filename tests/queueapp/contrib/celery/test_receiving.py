@@ -73,8 +73,8 @@ def test_an_ack_deletes_in_batches(conn: Any, alias: str, consume: Consume, monk
         message.ack()
 
     eventually(lambda: not rows(alias).exists())
-    own = agent_of(alias).leases
-    eventually(lambda: (own.outstanding, own.acked, own.lost) == (0, 50, 0))
+    leases = agent_of(alias).leases
+    eventually(lambda: (leases.outstanding, leases.acked, leases.lost) == (0, 50, 0))
 
 
 def test_a_late_ack_does_not_end_the_lease_of_another_worker(
@@ -259,7 +259,7 @@ def test_a_row_of_another_writer_is_delivered(conn: Any, alias: str, consume: Co
 
 def test_max_deliveries_leads_to_poison(alias: str) -> None:
     with kombu.Connection(f"queueapp://{alias}", transport_options={"max_deliveries": 3}) as conn:
-        publish(conn, "killer")
+        publish(conn, "pill")
         rows(alias).update(deliveries=3)  # and never acked
         publish(conn, "often enough", "behind it")
         first = rows(alias).filter(deliveries=0).first()
@@ -338,8 +338,8 @@ def test_an_idle_consumer_is_woken(conn: Any, alias: str, consume: Consume) -> N
     conn.transport._poller.plans = {("q",): (False, float("inf"))}  # nothing but a wake-up lets it look
 
     def publish_later() -> None:
-        with kombu.Connection(f"queueapp://{alias}") as other:
-            publish(other, "x")
+        with kombu.Connection(f"queueapp://{alias}") as second_connection:
+            publish(second_connection, "x")
         connections[alias].close()
 
     thread = threading.Thread(target=publish_later)

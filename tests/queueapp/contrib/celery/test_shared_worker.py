@@ -122,13 +122,13 @@ def test_events_reach_their_listeners(shared: Tree) -> None:
     wanted = {"worker-heartbeat", "task-received", "task-started", "task-succeeded"}
     with kombu.Connection("queueapp://") as conn:
         receiver = app.events.Receiver(conn, handlers={"*": lambda event: found.append(event["type"])})
-        with receiver.consumer_context() as (own, _, _):
+        with receiver.consumer_context() as (own_value, _, _):
 
             def seen() -> bool:
                 # A worker learns of who listens within a moment.
                 celeryapp.record.delay("seen")
                 with contextlib.suppress(TimeoutError):
-                    own.drain_events(timeout=0.5)
+                    own_value.drain_events(timeout=0.5)
                 return wanted <= {*found}
 
             eventually(seen, 3 * DEADLINE)

@@ -103,7 +103,7 @@ def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool:
 
     eventually(lambda: answers("ping") == {"ok": "pong"}, 2 * DEADLINE)
     eventually(lambda: "tests.queueapp.contrib.celery.celeryapp.record" in answers("registered"), 2 * DEADLINE)
-    eventually(lambda: [one["name"] for one in answers("active_queues")] == ["celery"], 2 * DEADLINE)
+    eventually(lambda: [answer["name"] for answer in answers("active_queues")] == ["celery"], 2 * DEADLINE)
 
     app.control.shutdown()
     assert worker.wait() == 0, worker.output

@@ -120,10 +120,10 @@ class FailingWriter(BatchWriter):
         return message
 
     def _wait_for(self, *partitions: str) -> None:
-        """What is still under way when a job is aborted stages its rows all the same, and nobody drops them for a
+        """What is still under way when a job is aborted stages its rows all the same, and they are not dropped for a
         day."""
         deadline = time.monotonic() + 300
-        while not all(Path(self.marks, one).exists() for one in partitions):
+        while not all(Path(self.marks, partition).exists() for partition in partitions):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Waited 300 s in vain for partitions {partitions}.")
             time.sleep(0.05)

@@ -54,8 +54,8 @@ def test_every_column_arrives_as_it_was(spark: SparkSession, publish: Publish, d
         "reply/é",
         True,
     )
-    told = {"correlation-id": "c-1", "reply-to": "reply/é"}
-    assert messages.decode_headers(full.headers) == {"kind": "ünï🙂", "x": ""} | told
+    reported = {"correlation-id": "c-1", "reply-to": "reply/é"}
+    assert messages.decode_headers(full.headers) == {"kind": "ünï🙂", "x": ""} | reported
     assert (empty.body, empty.headers, empty.priority, empty.recipient) == (None, "{}", 0, "")
     assert (empty.expires, empty.correlation_id, empty.reply_to_address, empty.is_barrier) == (None, None, None, False)
     assert empty.id.version == 7
@@ -127,11 +127,13 @@ def test_messages_without_an_expiry_get_the_queues_own(spark: SparkSession, publ
     far = datetime(2099, 1, 1, tzinfo=UTC)
     frame = spark.createDataFrame([("own", far), ("none", None)], "body string, expires timestamp").coalesce(1)
     publish(frame, "testapp.Short", delivery=delivery)
-    own, none = Short.objects.order_by("seq")
-    assert (own.expires, none.expires) == (far, None)
+    own_value, none = Short.objects.order_by("seq")
+    assert (own_value.expires, none.expires) == (far, None)
     Short.objects.update(enqueued_at=Now() - Short.delivery.expiration - timedelta(seconds=1))
     with Short.receive(5) as batch:
-        assert [message.seq for message in batch] == [own.seq], "of the other the queue says how old it may become"
+        assert [message.seq for message in batch] == [own_value.seq], (
+            "of the other the queue says how old it may become"
+        )
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_workers_are_woken_once_after_the_commit(spark: SparkSession, publish: P
         assert [n.payload for n in listener.notifies(timeout=2, stop_after=2)] == ["testapp.Leased"]
 
 
-def test_the_ledger_tells_what_was_published(spark: SparkSession, publish: Publish) -> None:
+def test_the_ledger_reports_what_was_published(spark: SparkSession, publish: Publish) -> None:
     publish(spark.range(0, 1000, 1, 4).selectExpr("'{}' as body"), publish_id="nightly-2013-01-01")
     commit = SparkCommit.objects.get()
     assert (commit.queue, commit.publish_id, commit.batch_id) == ("testapp.Leased", "nightly-2013-01-01", 0)

@@ -131,7 +131,7 @@ def test_a_queue_is_not_overwritten(transactional_db: None) -> None:
         source.writer(parse("body string"), overwrite=True)
 
 
-def test_without_register_the_source_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_register_the_source_states_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from queueapp.contrib.spark.source import QueueDataSource
 
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)

@@ -31,7 +31,7 @@ ROW = {
     "id": str(uuid.uuid4()),
     "headers": '{"type":"ünï🙂"}',
     "body": bytes(range(256)),
-    **{one.name: value_of(one) for one in SENT},
+    **{column.name: value_of(column) for column in SENT},
 }
 
 
@@ -85,12 +85,12 @@ def test_every_column_arrives_as_it_was_and_once(client: SinkClient) -> None:
 
 
 def test_rows_that_are_missing_fail_the_whole_publication(client: SinkClient) -> None:
-    (table, count), other = stage(client, ROW), stage(client, ROW)
+    (table, count), second = stage(client, ROW), stage(client, ROW)
     with pytest.raises(StagingLost, match="holds 1 rows, its task wrote 2 rows"):
-        client.publish(Publication("p", 0, [other, (table, count + 1)], streaming=False))
+        client.publish(Publication("p", 0, [second, (table, count + 1)], streaming=False))
     gone = StagingName.make(1_800_000_000, JOB, 0, 0).name
     with pytest.raises(StagingLost, match="is gone"):
-        client.publish(Publication("p", 0, [other, (gone, 1)], streaming=False))
+        client.publish(Publication("p", 0, [second, (gone, 1)], streaming=False))
     assert not Urgent.objects.using(client.database.alias).exists()
     assert not SparkCommit.objects.using(client.database.alias).exists()
 

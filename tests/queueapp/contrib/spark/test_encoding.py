@@ -28,7 +28,7 @@ def test_ids_are_version_7_rise_strictly_and_do_not_repeat_between_attempts() ->
     texts = [uuid.UUID(bytes=value) for value in [*source.take(5000).to_pylist(), *source.take(5000).to_pylist()]]
     assert texts == sorted(texts)
     assert len(set(texts)) == 10_000
-    assert {(one.version, one.variant) for one in texts} == {(7, uuid.RFC_4122)}
+    assert {(text.version, text.variant) for text in texts} == {(7, uuid.RFC_4122)}
     assert before <= texts[0].int >> 80 <= time.time_ns() // 1_000_000
     assert not set(texts) & {uuid.UUID(bytes=value) for value in IdSource().take(10_000).to_pylist()}
 

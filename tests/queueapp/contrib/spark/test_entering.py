@@ -31,9 +31,9 @@ def plan(*staged: str, **entering: Any) -> Plan:
 
 def test_filter_leaves_rows_out_and_counts_them() -> None:
     encoder = RowEncoder(plan("id", "headers", "body", "is_barrier"))
-    batch = pa.record_batch({"body": [json.dumps(one) for one in ({"n": 1}, {"n": 2}, {"n": 3, "end": True})]})
+    batch = pa.record_batch({"body": [json.dumps(item) for item in ({"n": 1}, {"n": 2}, {"n": 3, "end": True})]})
     encoded = encoder.encode(batch).to_pylist()
-    assert [(one["body"], one["is_barrier"]) for one in encoded] == [
+    assert [(item["body"], item["is_barrier"]) for item in encoded] == [
         (b'{"n": 2}', False),
         (b'{"n": 3, "end": true}', True),
     ]
@@ -51,7 +51,7 @@ def test_a_row_that_cannot_be_read_is_an_error() -> None:
         RowEncoder(plan("id", "headers", "body", "is_barrier")).encode(pa.record_batch({"body": ["{"]}))
 
 
-def test_without_the_extra_an_executor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_an_executor_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "queueapp.expressions.enqueue_rules", raising=False)
     monkeypatch.setitem(sys.modules, "queueapp.expressions.enqueue_rules", None)
     with pytest.raises(SparkSinkError, match=r"install queueapp\[expressions\]"):

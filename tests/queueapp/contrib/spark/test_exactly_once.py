@@ -149,8 +149,8 @@ class IsKilledInTheMiddle(PostgresqlClient):
         super()._move(connection, table, count)
         if not IsKilledInTheMiddle.killed:
             IsKilledInTheMiddle.killed = True
-            with psycopg.connect(self.database.conninfo, autocommit=True) as other:
-                other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+            with psycopg.connect(self.database.conninfo, autocommit=True) as second:
+                second.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
 
 
 def test_a_commit_that_is_killed_in_the_middle_is_repeated_whole(client: PostgresqlClient) -> None:
@@ -211,13 +211,13 @@ def test_an_attempt_that_fails_while_it_writes_leaves_no_table(client: Postgresq
 
 
 def test_cleaning_drops_the_jobs_tables_and_old_ones_and_no_others(client: PostgresqlClient) -> None:
-    own, other = stage(client, 0, 1, job="a" * 16), stage(client, 0, 1, job="b" * 16)
+    own_value, second = stage(client, 0, 1, job="a" * 16), stage(client, 0, 1, job="b" * 16)
     with connection.cursor() as cursor:
         old = StagingName.make(1_000_000, "c" * 16, 0, 0).name
         cursor.execute(f"CREATE TABLE {old} (); CREATE TABLE queueapp_stage_of_somebody_else ()")
     client.clean("a" * 16, 24)
-    assert staging_tables() == sorted([other[0], "queueapp_stage_of_somebody_else"])
-    assert own[0] not in staging_tables()
+    assert staging_tables() == sorted([second[0], "queueapp_stage_of_somebody_else"])
+    assert own_value[0] not in staging_tables()
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_at_least_once_needs_only_to_insert(client: PostgresqlClient, role: str)
 @pytest.mark.parametrize(
     "revoked", ["INSERT ON testapp_leased", "INSERT ON queueapp_sparkcommit", "CREATE ON SCHEMA public"]
 )
-def test_a_missing_privilege_is_told_and_nothing_is_published(
+def test_a_missing_privilege_is_reported_and_nothing_is_published(
     client: PostgresqlClient, role: str, revoked: str
 ) -> None:
     limited = as_role(client, role)
@@ -287,7 +287,7 @@ def test_a_missing_privilege_is_told_and_nothing_is_published(
     assert bodies() == []
 
 
-def test_a_missing_queue_table_is_told_before_any_task_starts(client: PostgresqlClient) -> None:
+def test_a_missing_queue_table_is_reported_before_any_task_starts(client: PostgresqlClient) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE testapp_leased RENAME TO testapp_hidden")
     try:

@@ -35,8 +35,10 @@ def snapshot(transactional_db: None) -> Iterator[Snapshot]:
         if asked:
             cursor.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
             cursor.execute(f'GRANT "{connection.settings_dict["USER"]}" TO {ROLE}')
-        own = {"user": ROLE} if asked else {}
-        database = dataclasses.replace(database, conninfo=make_conninfo(database.conninfo, password=PASSWORD, **own))
+        own_value = {"user": ROLE} if asked else {}
+        database = dataclasses.replace(
+            database, conninfo=make_conninfo(database.conninfo, password=PASSWORD, **own_value)
+        )
         yield dataclasses.replace(snapshot, databases={"default": database})
         if asked:
             cursor.execute(f"REASSIGN OWNED BY {ROLE} TO CURRENT_USER")

@@ -105,12 +105,12 @@ def test_sql_server_gets_numbered_rows_with_text_ids_and_utc_times() -> None:
     when = datetime(2013, 7, 1, 12, 0, 0, 5, tzinfo=UTC)
     schema = pa.schema([("id", pa.binary(16)), ("expires", pa.timestamp("us", "UTC"))])
     batches = [
-        pa.RecordBatch.from_pylist([{"id": one.bytes, "expires": when} for one in part], schema=schema)
+        pa.RecordBatch.from_pylist([{"id": item.bytes, "expires": when} for item in part], schema=schema)
         for part in (ids[:2], ids[2:])
     ]
     rows = [row for batch in numbered(iter(batches)) for row in batch.to_pylist()]
     assert [row["ord"] for row in rows] == [0, 1, 2]
-    assert [row["id"] for row in rows] == [str(one) for one in ids]
+    assert [row["id"] for row in rows] == [str(identity) for identity in ids]
     assert {row["expires"] for row in rows} == {when.replace(tzinfo=None)}
 
 

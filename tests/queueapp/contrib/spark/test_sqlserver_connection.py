@@ -66,7 +66,7 @@ def test_line_that_breaks_in_a_transaction_is_what_is_raised(client: SinkClient)
 
 
 class BulkCopy:
-    """A cursor whose bulk copy ends as it is told."""
+    """A cursor whose bulk copy ends as its arguments say."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error

@@ -97,8 +97,8 @@ def worker(backend: Any, alias: str) -> Iterator[Callable[..., Worker]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.stop()
+    for item in started:
+        item.stop()
 
 
 def connection_of(queue: Any) -> Any:

@@ -60,7 +60,7 @@ def test_results_are_filtered_by_status_and_found_by_id(operator: Client, ended:
     assert operator.get(url(Result) + "?id__lte=nonsense").status_code in (302, 400)
 
 
-def test_the_page_of_a_result_tells_arguments_value_and_errors_and_escapes_them(
+def test_the_page_of_a_result_reports_arguments_value_and_errors_and_escapes_them(
     operator: Client, ended: dict[str, str]
 ) -> None:
     well = operator.get(url(Result, "change", ended["well"])).content.decode()

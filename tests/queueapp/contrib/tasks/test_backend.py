@@ -38,13 +38,13 @@ from .compat import TaskResultMismatch, task
 
 @pytest.mark.parametrize("which", ["noop", "anoop"])
 def test_an_enqueued_task_is_ready(backend: Any, which: str) -> None:
-    one = getattr(declared, which)
+    item = getattr(declared, which)
 
-    result = one.enqueue(1, two=3)
+    result = item.enqueue(1, two=3)
 
     assert (result.status, result.is_finished, result.attempts) == (TaskResultStatus.READY, False, 0)
     assert (result.started_at, result.finished_at, result.last_attempted_at) == (None, None, None)
-    assert (result.task, result.args, result.kwargs, result.backend) == (one, [1], {"two": 3}, "default")
+    assert (result.task, result.args, result.kwargs, result.backend) == (item, [1], {"two": 3}, "default")
     assert timezone.now() - result.enqueued_at < timedelta(minutes=1)
     assert len(result.id) < 64
     assert TaskQueue.objects.count() == 1
@@ -71,7 +71,7 @@ def test_enqueueing_is_one_statement(backend: Any, alias: str) -> None:
     with statements() as said:
         declared.noop.using(priority=5, queue_name="queue-1").enqueue(1)
 
-    assert [one.split()[:3] for one in said if "notify" not in one] == [["INSERT", "INTO", '"queueapp_task"']]
+    assert [item.split()[:3] for item in said if "notify" not in item] == [["INSERT", "INTO", '"queueapp_task"']]
 
 
 @pytest.mark.parametrize("which", ["noop", "anoop"])
@@ -81,10 +81,10 @@ def test_aenqueue_is_the_same(backend: Any, which: str) -> None:
     assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [1], {"two": 3})
 
 
-async def _enqueue_and_get(one: Any) -> Any:
-    result = await one.aenqueue(1, two=3)
+async def _enqueue_and_get(item: Any) -> Any:
+    result = await item.aenqueue(1, two=3)
     await result.arefresh()
-    return await one.aget_result(result.id)
+    return await item.aget_result(result.id)
 
 
 def test_a_result_is_found_by_its_id(backend: Any) -> None:
@@ -169,7 +169,7 @@ def test_without_time_zones_run_after_is_naive(backend: Any, settings: Any) -> N
     settings.USE_TZ = True
     due = DelayedMessage.objects.get().due
     assert abs(due - timezone.make_aware(late)) < timedelta(seconds=1)
-    assert [backend.get_result(one.id).task.run_after for one in results] == [early, late]
+    assert [backend.get_result(result.id).task.run_after for result in results] == [early, late]
 
 
 def test_a_task_is_validated_again_when_it_is_enqueued(configure: Any, backend: Any) -> None:
@@ -200,9 +200,9 @@ def test_a_run_after_that_no_store_holds_is_refused_at_once(
 def test_a_task_that_is_not_a_module_function_is_refused(backend: Any) -> None:
     def inner() -> None: ...
 
-    for one in (inner, any, lambda: None, declared.noop):
+    for item in (inner, any, lambda: None, declared.noop):
         with pytest.raises(InvalidTask):
-            task(one)
+            task(item)
 
 
 def test_a_task_that_takes_a_context_has_an_argument_for_it(backend: Any) -> None:

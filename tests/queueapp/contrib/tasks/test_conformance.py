@@ -16,7 +16,7 @@ from tests.upstream import CHECKOUT
 _IDS = "- ids are made by the queue, time-ordered: there is no id_function"
 _SQLITE = "- SQLite, which queues are not on"
 _NO_SUCH_OPTION = "- runqueueworker has no such option: "
-_THEIR_COMMAND = "- housekeeping prunes by OPTIONS['retention']: there is no command for it, with such an option"
+_THEIR_COMMAND = "- maintenance prunes by OPTIONS['retention']: there is no command for it, with such an option"
 _SUCCEEDS = "test_the_return_value_of_a_task_is_stored "
 _UNKNOWN = "test_an_unknown_task_is_poison_with_its_bytes"
 _NO_ID = "test_an_id_that_is_none_is_of_no_result"
@@ -41,7 +41,7 @@ OF_DJANGO_TASKS_DB = {
         "missing_task_path": _UNKNOWN + " test_the_result_of_a_task_that_is_no_more_can_be_read",
         "task_name": "- a property of their model: our admin shows the path, "
         "test_results_are_listed_with_their_current_status",
-        "check": "test_what_is_wrong_with_a_backend_is_said",
+        "check": "test_what_is_wrong_with_a_backend_is_reported",
         "database_backend_app_missing": "test_the_app_that_has_the_tables_is_asked_for",
         "priority_range_check": "- a constraint of their table: levels are a queue's, and what a header says is read "
         "with care, "
@@ -69,13 +69,13 @@ OF_DJANGO_TASKS_DB = {
         "exclude_queues_requires_processing_all_queues": "- OPTIONS['work'] names what is taken, and nothing is "
         "excluded",
         "excluding_unknown_queue_processes_selected_queues": "- the same; a name that QUEUES has not is a check, "
-        "test_what_is_wrong_with_a_backend_is_said",
+        "test_what_is_wrong_with_a_backend_is_reported",
         "failing_task": "test_a_task_that_raises_has_failed",
         "complex_exception": "test_an_exception_with_any_content_is_stored",
         "complex_return_value": "test_a_return_value_that_no_json_is_fails_the_task",
-        "doesnt_process_different_backend": "test_a_task_is_tried_as_the_backend_says_that_it_was_enqueued_with",
-        "unknown_backend": _NO_SUCH_OPTION + "it takes queues, test_a_tree_that_cannot_work_says_why",
-        "incorrect_backend": _NO_SUCH_OPTION + "it takes queues, test_a_tree_that_cannot_work_says_why",
+        "doesnt_process_different_backend": "test_a_task_is_tried_as_the_backend_states_that_it_was_enqueued_with",
+        "unknown_backend": _NO_SUCH_OPTION + "it takes queues, test_a_tree_that_cannot_work_gives_the_reason",
+        "incorrect_backend": _NO_SUCH_OPTION + "it takes queues, test_a_tree_that_cannot_work_gives_the_reason",
         "negative_interval": _NO_SUCH_OPTION + "PEEK_DELAY is a setting",
         "infinite_interval": _NO_SUCH_OPTION + "PEEK_DELAY is a setting",
         "fractional_interval": _NO_SUCH_OPTION + "PEEK_DELAY is a setting",
@@ -122,7 +122,7 @@ OF_DJANGO_TASKS_DB = {
         "dry_run": _THEIR_COMMAND,
         "unknown_backend": _THEIR_COMMAND,
         "incorrect_backend": _THEIR_COMMAND,
-        "negative_age": "test_what_is_wrong_with_a_backend_is_said",
+        "negative_age": "test_what_is_wrong_with_a_backend_is_reported",
     },
     "DatabaseWorkerProcessTestCase": {
         "run_subprocess": "test_until_empty_runs_everything_and_ends",
@@ -184,7 +184,7 @@ OF_DJANGO = {
     "validate_on_aenqueue": "test_a_task_is_validated_again_when_it_is_enqueued",
     "doesnt_wait_until_transaction_commit_by_default": "test_a_task_is_enqueued_with_the_callers_transaction_or_not_at_all",  # noqa: E501
     "wait_until_transaction_commit": "test_a_task_may_be_enqueued_after_the_commit",
-    "options": "test_attempts_of_the_backend_are_those_of_tasks_that_say_nothing",
+    "options": "test_attempts_of_the_backend_are_those_of_tasks_that_set_nothing",
 }
 
 

@@ -52,7 +52,7 @@ def test_until_empty_runs_everything_and_ends(start: Any) -> None:
 
     assert start("--until-empty").wait() == 0
 
-    assert [task_backends["default"].get_result(one.id).return_value for one in results] == list(range(1, 21))
+    assert [task_backends["default"].get_result(result.id).return_value for result in results] == list(range(1, 21))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -93,8 +93,8 @@ def test_workers_that_are_killed_lose_nothing(start: Any) -> None:
     successful = Result.objects.filter(status="SUCCESSFUL").count()
     assert successful + len(poison) == len(names)
     assert len(poison) <= 4 * killed
-    for one in poison:
-        result = task_backends["default"].get_result(str(one.message_id))
+    for message in poison:
+        result = task_backends["default"].get_result(str(message.message_id))
         assert result.status == TaskResultStatus.FAILED
         assert result.errors[0].exception_class_path == "queueapp.failures.history.ProcessDied"
         assert "SIGKILL" in result.errors[0].traceback

@@ -120,14 +120,14 @@ def test_whatever_a_task_raises_ends_neither_worker_nor_queue(backend: Any, drai
         GeneratorExit: declared.raises.enqueue("GeneratorExit"),
         declared.Unusual: declared.raises.enqueue("Unusual"),
     }
-    other = [declared.araises.enqueue(one) for one in ("cancelled", "CancelledError", "KeyboardInterrupt")]
+    second = [declared.araises.enqueue(text) for text in ("cancelled", "CancelledError", "KeyboardInterrupt")]
     after = declared.add.enqueue(1, 1)
 
     drain(concurrency=1)
 
     for raised, result in results.items():
         assert backend.get_result(result.id).errors[0].exception_class is raised
-    found = [backend.get_result(one.id).errors[0].exception_class for one in other]
+    found = [backend.get_result(row.id).errors[0].exception_class for row in second]
     assert found == [asyncio.CancelledError, asyncio.CancelledError, KeyboardInterrupt]
     assert backend.get_result(after.id).return_value == 2
 
@@ -143,7 +143,7 @@ def test_a_task_that_leaves_its_connection_otherwise_has_failed(
 
     drain(queue, concurrency=1)
 
-    assert {backend.get_result(one.id).status for one in results} == {TaskResultStatus.FAILED}
+    assert {backend.get_result(result.id).status for result in results} == {TaskResultStatus.FAILED}
     assert backend.get_result(after.id).status == TaskResultStatus.SUCCESSFUL
     names = set(Effect.objects.values_list("name", flat=True))
     Effect.objects.all().delete()
@@ -243,7 +243,7 @@ def test_back_off_in_the_options_of_the_backend_is_that_of_tasks_without_their_o
     assert waits == [500, 1500]
 
 
-def test_attempts_of_the_backend_are_those_of_tasks_that_say_nothing(configure: Any, backend: Any, drain: Any) -> None:
+def test_attempts_of_the_backend_are_those_of_tasks_that_set_nothing(configure: Any, backend: Any, drain: Any) -> None:
     configure(attempts=2, retry_delay=0)
     result = declared.fail.enqueue()
 
@@ -264,7 +264,7 @@ def test_a_time_limit_fails_the_attempt(backend: Any, drain: Any) -> None:
         assert result.errors[0].exception_class_path == "workers.receiving.handlers.TimeLimitExceeded"
 
 
-def test_a_task_is_tried_as_the_backend_says_that_it_was_enqueued_with(
+def test_a_task_is_tried_as_the_backend_states_that_it_was_enqueued_with(
     settings: Any, install_anew: Any, backend: Any, drain: Any
 ) -> None:
     settings.TASKS = {
@@ -277,17 +277,17 @@ def test_a_task_is_tried_as_the_backend_says_that_it_was_enqueued_with(
     }
     install_anew()
     tasks = [declared.fail, *(declared.fail.using(backend=alias) for alias in ("retrying", "jobs"))]
-    results = [(one.backend, one.enqueue().id) for one in tasks]
-    own = declared.succeed_third.using(backend="retrying").enqueue()
+    results = [(task.backend, task.enqueue().id) for task in tasks]
+    row = declared.succeed_third.using(backend="retrying").enqueue()
 
     drain()
     drain(TransactionalTasks)
 
-    assert [task_backends[alias].get_result(one).attempts for alias, one in results] == [1, 3, 2]
-    assert task_backends["retrying"].get_result(own.id).return_value == "at last"
+    assert [task_backends[alias].get_result(item).attempts for alias, item in results] == [1, 3, 2]
+    assert task_backends["retrying"].get_result(row.id).return_value == "at last"
 
 
-def test_an_exception_that_no_retry_mends_is_the_last(backend: Any, drain: Any) -> None:
+def test_an_exception_that_no_retry_fixes_is_the_last(backend: Any, drain: Any) -> None:
     result = declared.unrecoverable.enqueue()
 
     drain()
@@ -306,7 +306,7 @@ def test_a_task_that_its_policy_discards_has_failed_and_is_no_poison(backend: An
     assert not PoisonMessage.objects.exists()
 
 
-def test_of_a_policy_that_says_nothing_the_default_decides(backend: Any, drain: Any) -> None:
+def test_without_a_verdict_of_the_policy_the_default_decides(backend: Any, drain: Any) -> None:
     result = declared.undecided.enqueue()
 
     drain()
@@ -342,7 +342,7 @@ def test_a_failed_task_is_requeued_and_starts_anew(backend: Any, drain: Any) -> 
     assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
 
 
-def test_a_failed_task_says_so_when_its_record_is_gone(backend: Any, drain: Any) -> None:
+def test_a_failed_task_reports_it_when_its_record_is_gone(backend: Any, drain: Any) -> None:
     result = declared.fail.enqueue("no good")
     drain()
     Result.objects.all().delete()
@@ -401,7 +401,7 @@ def test_results_are_kept_behind_a_slow_task_too(backend: Any, worker: Any, tmp_
     slow = declared.wait_for.enqueue(str(tmp_path / "go"))
     worker(concurrency=1)
 
-    eventually(lambda: all(backend.get_result(one.id).is_finished for one in before))
+    eventually(lambda: all(backend.get_result(row.id).is_finished for row in before))
 
     assert backend.get_result(slow.id).status == TaskResultStatus.RUNNING
     (tmp_path / "go").touch()
@@ -421,8 +421,8 @@ def test_an_unknown_task_is_poison_with_its_bytes(backend: Any, drain: Any) -> N
     drain()
 
     found = PoisonMessage.objects.order_by("number")
-    assert [bytes(one.body) for one in found] == [b'{"args": [], "kwargs": {}}'] * 5
-    assert [one.reason.split(":")[0] for one in found] == ["undecodable"] * 5
+    assert [bytes(message.body) for message in found] == [b'{"args": [], "kwargs": {}}'] * 5
+    assert [item.reason.split(":")[0] for item in found] == ["undecodable"] * 5
     assert "antigravity" not in sys.modules
     result = backend.get_result(str(found.get(message_type="tests.queueapp.contrib.tasks.declared.gone").message_id))
     assert (result.status, result.task.module_path) == (
@@ -510,17 +510,17 @@ def test_tasks_of_a_higher_priority_run_first(backend: Any, drain: Any) -> None:
 
 def test_workers_consume_the_configured_queue_names(configure: Any, backend: Any, worker: Any) -> None:
     configure(work=["queue-1"])
-    other, own = declared.noop.enqueue(), declared.elsewhere.enqueue()
+    second_row, row = declared.noop.enqueue(), declared.elsewhere.enqueue()
     first = worker()
 
-    eventually(lambda: backend.get_result(own.id).is_finished)
+    eventually(lambda: backend.get_result(row.id).is_finished)
 
-    assert backend.get_result(other.id).status == TaskResultStatus.READY
+    assert backend.get_result(second_row.id).status == TaskResultStatus.READY
     first.stop()
     configure()
-    both = [declared.elsewhere.enqueue(), other]
+    both = [declared.elsewhere.enqueue(), second_row]
     worker()
-    eventually(lambda: all(backend.get_result(one.id).is_finished for one in both))
+    eventually(lambda: all(backend.get_result(item.id).is_finished for item in both))
 
 
 def test_any_queue_name_will_do_where_none_is_named(configure: Any, backend: Any, drain: Any) -> None:
@@ -644,7 +644,7 @@ def test_a_task_that_was_purged_between_two_attempts_is_not_to_be_tried_for_ever
     with caplog.at_level(logging.INFO):
         registered.resolver_of(TaskQueue).run_maintenance(alias, lambda: True)
     assert "Task results of 'default': 1 row was deleted" in caplog.text
-    assert [str(one.pk) for one in Result.objects.all()] == [waiting.id]
+    assert [str(item.pk) for item in Result.objects.all()] == [waiting.id]
     assert len(backend.get_result(waiting.id).errors) == 1
 
 
@@ -660,9 +660,9 @@ def test_a_result_is_seen_from_a_transaction_with_a_fixed_snapshot(backend: Any,
         assert result.status == TaskResultStatus.READY
         worker()
         eventually(lambda: (result.refresh(), result.is_finished)[1])
-        own = declared.noop.enqueue()
-        own.refresh()
-        assert own.status == TaskResultStatus.READY
+        own_value = declared.noop.enqueue()
+        own_value.refresh()
+        assert own_value.status == TaskResultStatus.READY
 
     assert result.status == TaskResultStatus.SUCCESSFUL
 

@@ -46,7 +46,7 @@ def test_signals_of_a_task_that_succeeds(backend: Any, drain: Any, sent: Any, ca
         ("started", QueueBackend, TaskResultStatus.RUNNING, None),
         ("finished", QueueBackend, TaskResultStatus.SUCCESSFUL, None),
     ]
-    said = [one.getMessage() for one in caplog.records if one.getMessage().startswith(f"Task id={result.id} ")]
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"Task id={result.id} ")]
     assert [text.split("=")[2].split()[-1] if "state" in text else text.split()[3] for text in said] == [
         "enqueued", "state", "state",
     ]  # fmt: skip
@@ -66,7 +66,11 @@ def test_signals_of_a_failed_task_are_sent_while_its_exception_is_current(
         ("started", QueueBackend, TaskResultStatus.RUNNING, None),
         ("finished", QueueBackend, TaskResultStatus.FAILED, ValueError),
     ]
-    (record,) = [one for one in caplog.records if one.getMessage().startswith(f"Task id={result.id}") and one.exc_info]
+    (record,) = [
+        record
+        for record in caplog.records
+        if record.getMessage().startswith(f"Task id={result.id}") and record.exc_info
+    ]
     assert "no good" in str(record.exc_info[1])
 
 

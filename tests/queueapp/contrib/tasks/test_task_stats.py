@@ -70,7 +70,7 @@ def test_they_are_in_queuestats_and_its_json() -> None:
             call_command("queuestats", **options)
 
     assert f"task:{PATH}noop" in text.getvalue()
-    (row,) = [each for each in json.loads(as_json.getvalue()) if each["queue"] == f"task:{PATH}noop"]
+    (row,) = [load for load in json.loads(as_json.getvalue()) if load["queue"] == f"task:{PATH}noop"]
     assert (row["waiting"], row["leased"], row["workers"]) == (1, 0, None)
 
 
@@ -82,7 +82,7 @@ def test_they_are_metrics() -> None:
 
     families = {family.name: family for family in StatsCollector(queue_stats).collect()}
 
-    samples = {each.labels["queue"]: each.value for each in families["queueapp_messages_waiting"].samples}
+    samples = {sample.labels["queue"]: sample.value for sample in families["queueapp_messages_waiting"].samples}
     assert samples[f"task:{PATH}noop"] == 1
 
 
@@ -94,8 +94,8 @@ def test_the_number_of_statements_does_not_depend_on_the_tasks(alias: str) -> No
 
     declared.noop.enqueue()
     before = statements()
-    for each in (declared.anoop, declared.add, declared.aadd, declared.elsewhere):
-        each.enqueue(*([1, 2] if each in (declared.add, declared.aadd) else []))
+    for item in (declared.anoop, declared.add, declared.aadd, declared.elsewhere):
+        item.enqueue(*([1, 2] if item in (declared.add, declared.aadd) else []))
 
     assert statements() == before
 

@@ -83,6 +83,6 @@ class Message:
 
 
 EVERY = pytest.mark.parametrize("message", [Message(Leased), Message(Transactional), Message(AtMostOnce)],
-                                ids=lambda one: one.queue.__name__)  # fmt: skip
+                                ids=lambda item: item.queue.__name__)  # fmt: skip
 IN_ITS_TABLE = pytest.mark.parametrize("message", [Message(Leased), Message(Transactional)],
-                                       ids=lambda one: one.queue.__name__)  # fmt: skip
+                                       ids=lambda item: item.queue.__name__)  # fmt: skip

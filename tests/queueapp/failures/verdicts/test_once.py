@@ -29,11 +29,11 @@ def keep(row: Row, once: IdempotentTransaction, verdict: Any = None) -> Any:
 
 
 @pytest.mark.django_db
-def test_a_second_try_finds_that_the_first_was_committed_and_tells_of_it(row: Row) -> None:
-    once, told = IdempotentTransaction(AtMostOnce, "default"), []
+def test_a_second_try_finds_that_the_first_was_committed_and_reports_it(row: Row) -> None:
+    once, reported = IdempotentTransaction(AtMostOnce, "default"), []
 
     def hear(sender: Any, **kwargs: Any) -> None:
-        told.append(kwargs["verdict"].reason)
+        reported.append(kwargs["verdict"].reason)
 
     signals.poisoned.connect(hear)
     try:
@@ -44,8 +44,8 @@ def test_a_second_try_finds_that_the_first_was_committed_and_tells_of_it(row: Ro
         signals.poisoned.disconnect(hear)
 
     assert first == again == Poison("tests")
-    assert [one.reason for one in PoisonMessage.objects.all()] == ["tests"]
-    assert told == ["tests", "tests"], "whoever lost the answer has told nobody"
+    assert [item.reason for item in PoisonMessage.objects.all()] == ["tests"]
+    assert reported == ["tests", "tests"], "the process that lost the answer has reported nothing"
 
 
 @pytest.mark.django_db
@@ -77,14 +77,14 @@ def test_a_commit_that_is_on_its_way_is_waited_for(row: Row, committed: bool) ->
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=one) for one in (first, second)]
+    threads = [threading.Thread(target=item) for item in (first, second)]
     threads[0].start()
     assert written.wait(60)
     threads[1].start()
     eventually(waits_for_another)
     end.set()
-    for one in threads:
-        one.join(60)
+    for thread in threads:
+        thread.join(60)
 
     assert PoisonMessage.objects.count() == 1
 
@@ -112,4 +112,4 @@ def test_without_the_table_of_notes_it_is_kept_all_the_same(row: Row) -> None:
         editor.alter_db_table(ProcessedMessage, ProcessedMessage._meta.db_table, "out_of_the_way")
 
     assert keep(row, IdempotentTransaction(AtMostOnce, "default")) == Poison("tests")
-    assert [one.reason for one in PoisonMessage.objects.all()] == ["tests"]
+    assert [item.reason for item in PoisonMessage.objects.all()] == ["tests"]

@@ -1,5 +1,5 @@
 """Recording a failed attempt cannot fail: whatever a handler or a policy brings along, or happens meanwhile, the
-message ends in one place, with its bytes, and with the reason; and nobody else notices."""
+message ends in one place, with its bytes, and with the reason; and no other message is affected."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_whatever_was_raised_is_recorded(message: Message, error: BaseException)
 
 
 @EVERY
-def test_receivers_of_djangos_signals_have_no_say_in_it(message: Message) -> None:
+def test_receivers_of_djangos_signals_have_no_influence(message: Message) -> None:
     def refuse(sender: Any, **kwargs: Any) -> None:
         if sender in (PoisonMessage, DelayedMessage):
             raise RuntimeError("not with me")
@@ -180,8 +180,8 @@ def lose_connection() -> None:
         pid = cursor.fetchone()[0]
 
     def kill() -> None:
-        with connections["default"].cursor() as other:
-            other.execute("SELECT pg_terminate_backend(%s)", [pid])
+        with connections["default"].cursor() as second_cursor:
+            second_cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
         connections["default"].close()
 
     thread = threading.Thread(target=kill)
@@ -191,7 +191,7 @@ def lose_connection() -> None:
 
 @IN_ITS_TABLE
 @pytest.mark.parametrize("inserts", [1, 2])
-def test_a_poison_table_that_is_locked_is_told_and_costs_the_record_no_details(
+def test_a_locked_poison_table_is_reported_and_costs_the_record_no_details(
     message: Message, inserts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the first record, or at the bare one after a value that was refused."""
@@ -214,7 +214,7 @@ def test_a_poison_table_that_is_locked_is_told_and_costs_the_record_no_details(
     assert message.queue.objects.get().failures is None
 
 
-def test_a_connection_that_is_lost_is_told_and_nothing_is_changed() -> None:
+def test_a_lost_connection_is_reported_and_nothing_is_changed() -> None:
     message = Message(Transactional)
     message.put()
     seq = Transactional.objects.get().seq
@@ -270,7 +270,7 @@ def test_what_broke_an_earlier_transaction_is_no_reason_to_try_this_one_for_ever
     fails_while_the_connection_is_lost(message)
 
 
-def test_a_store_that_is_away_is_told_and_nothing_is_changed() -> None:
+def test_an_unavailable_store_is_reported_and_nothing_is_changed() -> None:
     message = Message(Leased)
     message.put()
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Recording a failed attempt of a message in a table that somebody else made: its headers, and its times without a
+"""Recording a failed attempt of a message in a foreign table: its headers, and its times without a
 zone."""
 
 from __future__ import annotations

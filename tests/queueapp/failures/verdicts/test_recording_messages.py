@@ -61,7 +61,7 @@ def test_a_history_of_any_kind_is_no_obstacle(message: Message, failures: str) -
 @pytest.mark.parametrize("column", ["expires", "enqueued_at"])
 def test_a_time_that_python_has_no_word_for_is_no_obstacle(message: Message, when: str, column: str) -> None:
     if column == "expires" and when in ("-infinity", "4000-01-01 BC") and message.queue is not Transactional:
-        pytest.skip("over, so nobody receives it")
+        pytest.skip("over, so no worker receives it")
     message.put()
     with connection.cursor() as cursor:
         cursor.execute(f'UPDATE "{message.queue._meta.db_table}" SET {column} = %s', [when])
@@ -120,7 +120,7 @@ def test_headers_that_no_column_takes_are_escaped(headers: str) -> None:
 
 @contextmanager
 def refusing(table: str, condition: str) -> Iterator[None]:
-    """A CHECK constraint that somebody has put on a table."""
+    """A CHECK constraint of the project on a table."""
     with connection.cursor() as cursor:
         cursor.execute(f'ALTER TABLE "{table}" ADD CONSTRAINT refused CHECK ({condition}) NOT VALID')
     try:
@@ -190,7 +190,7 @@ def test_a_bare_record_can_be_requeued(message: Message) -> None:
 
 
 @EVERY
-def test_a_poison_table_that_takes_nothing_is_told_and_the_message_stays(message: Message) -> None:
+def test_a_poison_table_that_refuses_rows_is_reported_and_the_message_stays(message: Message) -> None:
     if message.queue is AtMostOnce:
         pytest.skip("it is nowhere by then")
     message.put()

@@ -79,8 +79,8 @@ def test_options_of_the_project_hold_where_the_consumer_has_none(settings: Any) 
 
     assert verdict(1) == RetryLater(timedelta(seconds=7))
     assert isinstance(verdict(2), Poison)
-    nobody = Failure(Leased, None, ROW, ValueError(), 2)
-    assert isinstance(default_policy(nobody), Poison)
+    unhandled = Failure(Leased, None, ROW, ValueError(), 2)
+    assert isinstance(default_policy(unhandled), Poison)
 
 
 # -- carrying it out -----------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_an_attempt_without_a_lease_is_counted_with_its_failure() -> None:
 
 
 @real_commits
-def test_a_failure_waits_for_whoever_has_the_row_and_then_says_that_it_is_locked() -> None:
+def test_a_failure_waits_for_the_lock_of_the_row_and_then_reports_that_it_is_locked() -> None:
     Transactional.send({})
     seq = Transactional.objects.get().seq
     locked, go_on = threading.Event(), threading.Event()
@@ -233,11 +233,11 @@ def test_a_hostile_exception_is_described_all_the_same() -> None:
         def __str__(self) -> str:
             return "\0 and \ud800 and " + "x" * 100_000
 
-    told = describe(raised(Awful()))
+    reported = describe(raised(Awful()))
 
-    assert len(told["exception_message"]) <= MAX_TEXT
-    assert len(told["traceback"]) <= MAX_TEXT
-    for text in told.values():
+    assert len(reported["exception_message"]) <= MAX_TEXT
+    assert len(reported["traceback"]) <= MAX_TEXT
+    for text in reported.values():
         assert "\0" not in text
         text.encode()
 
@@ -274,7 +274,7 @@ def test_of_a_long_history_the_first_and_the_last_attempts_are_kept() -> None:
     for _ in range(MAX_FAILURES + 10):
         fail(Transactional, "default", seq, ValueError(), consumer=deciding(RetryNow()), token=None)
 
-    attempts = [one["attempt"] for one in read_failures(Transactional.objects.get().failures)]
+    attempts = [failure["attempt"] for failure in read_failures(Transactional.objects.get().failures)]
     assert len(attempts) == MAX_FAILURES
     assert attempts[:10] == list(range(1, 11))
     assert attempts[-10:] == list(range(MAX_FAILURES + 1, MAX_FAILURES + 11))
@@ -300,5 +300,5 @@ def test_a_policy_is_an_option_of_its_consumer(monkeypatch: pytest.MonkeyPatch) 
     @consumer(Leased, policy=default_policy)
     def handle(message: Any) -> None: ...
 
-    (one,) = registered.of(Leased)
-    assert one.options["policy"] is default_policy
+    (registration,) = registered.of(Leased)
+    assert registration.options["policy"] is default_policy

@@ -42,12 +42,12 @@ def test_first_one_is_number_one() -> None:
 
 
 class _Number(enum.IntEnum):
-    ONE = 1
+    FIRST = 1
 
 
 @pytest.mark.parametrize(
     ("given", "type_"),
-    [([1, None], "smallint[]"), ([True, False], "boolean[]"), ([[1, 2], [3, 4]], "smallint[]"), ([_Number.ONE], "smallint[]"),  # noqa: E501
+    [([1, None], "smallint[]"), ([True, False], "boolean[]"), ([[1, 2], [3, 4]], "smallint[]"), ([_Number.FIRST], "smallint[]"),  # noqa: E501
      ([2**63, 1], "numeric[]"), ([-(2**63) - 1, 1], "numeric[]")],
     ids=["with null", "bools", "nested", "enumeration", "too large", "too small"],
 )  # fmt: skip
@@ -57,7 +57,7 @@ def test_other_lists_are_as_psycopg_has_them(given: list[Any], type_: str) -> No
 
 def test_uuids_are_as_psycopg_has_them() -> None:
     given = [uuid.uuid4(), uuid.uuid4()]
-    assert _arrives(given) == ("uuid[]", [one.bytes for one in given])
+    assert _arrives(given) == ("uuid[]", [item.bytes for item in given])
 
 
 def test_empty_list_is_of_whatever_type_is_asked_for() -> None:
@@ -68,7 +68,7 @@ def test_empty_list_is_of_whatever_type_is_asked_for() -> None:
 def test_one_session_sends_lists_of_all_kinds_by_turns() -> None:
     for given in ([1], ["a", 'b"c,'], [2**63], [], [2], [None, 3]):
         assert _arrives(given, "SELECT 'as', %s::text[] WHERE %s::text[] IS NOT NULL")[1] == [
-            one if one is None else str(one) for one in given
+            item if item is None else str(item) for item in given
         ]
 
 

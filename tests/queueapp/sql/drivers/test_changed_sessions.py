@@ -11,7 +11,7 @@ from queueapp.sql.sqlserver.backend import SqlServerBackend
 
 POSTGRESQL = [
     "SET search_path = nowhere",
-    "set role nobody",
+    "set role none",
     "  SET\nstatement_timeout = 1",
     "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
     "SET LOCAL work_mem = '1MB'; SET work_mem = '1MB'",
@@ -65,7 +65,7 @@ SQL_SERVER = [
     "SET IMPLICIT_TRANSACTIONS ON",
     "USE other",
     "SELECT 1; USE other",
-    "EXECUTE AS USER = 'somebody'",
+    "EXECUTE AS USER = 'another_user'",
     "CREATE TABLE #t (id int)",
     "SELECT 1 AS a INTO #t",
     "EXEC sp_set_session_context N'a', 1",
@@ -143,7 +143,7 @@ def test_statement_that_ends_with_its_transaction_on_sql_server(sql: str) -> Non
 
 
 @pytest.mark.parametrize(("sql", "params"), LOCAL)
-def test_set_config_is_what_its_parameter_says(sql: str, params: Any) -> None:
+def test_set_config_is_what_its_parameter_states(sql: str, params: Any) -> None:
     assert not PostgresqlBackend().sessions.changes_session(sql, params)
 
 

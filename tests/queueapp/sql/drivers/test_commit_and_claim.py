@@ -56,15 +56,15 @@ def follow_in(ranges: Sequence[SeqRange]) -> list[Claimed] | None:
     return sql.claims.commit_and_claim(connection, ranges, way)
 
 
-def left() -> list[bytes]:
-    """What somebody else sees in the queue."""
-    other = connections["default"].copy()
+def remaining() -> list[bytes]:
+    """What another session sees in the queue."""
+    second_connection = connections["default"].copy()
     try:
-        with other.cursor() as cursor:
+        with second_connection.cursor() as cursor:
             cursor.execute(f'SELECT body FROM "{Transactional._meta.db_table}" ORDER BY seq')
             return [bytes(body) for (body,) in cursor.fetchall()]
     finally:
-        other.close()
+        second_connection.close()
 
 
 def status() -> TransactionStatus:
@@ -78,11 +78,11 @@ def test_what_came_before_is_committed_and_the_next_message_is_held() -> None:
         rows = follow()
         assert rows is not None
         assert [row[BODY] for row in rows] == [b"2"]
-        assert left() == [b"2", b"3"]
+        assert remaining() == [b"2", b"3"]
         Effect.objects.create(name="2")
         transaction.set_rollback(True)
 
-    assert left() == [b"2", b"3"]
+    assert remaining() == [b"2", b"3"]
     assert [effect.name for effect in Effect.objects.all()] == ["1"]
     assert status() == TransactionStatus.IDLE
 
@@ -96,7 +96,7 @@ def test_only_what_lies_in_the_range_is_claimed() -> None:
     with transaction.atomic():
         assert sql.claims.claim_by_delete(connection, [SeqRange(0, first - 1)], 1) == []
 
-    assert left() == [b"1"]
+    assert remaining() == [b"1"]
 
 
 def test_at_the_end_of_the_queue_the_last_one_is_committed() -> None:
@@ -104,7 +104,7 @@ def test_at_the_end_of_the_queue_the_last_one_is_committed() -> None:
         claim()
         assert [len(follow() or ()) for _ in range(3)] == [1, 1, 0]
 
-    assert left() == []
+    assert remaining() == []
 
 
 def test_a_commit_that_fails_claims_nothing() -> None:
@@ -113,7 +113,7 @@ def test_a_commit_that_fails_claims_nothing() -> None:
         LogEntry.objects.create(user_id=-1, action_flag=CHANGE, object_repr="", change_message="")
         follow()
 
-    assert left() == [b"1", b"2", b"3"]
+    assert remaining() == [b"1", b"2", b"3"]
     with transaction.atomic():
         assert claim()[BODY] == b"1"
 
@@ -125,7 +125,7 @@ def test_a_claim_that_fails_leaves_what_was_committed() -> None:
         assert follow() is None
         assert status() == TransactionStatus.IDLE
 
-    assert left() == [b"2", b"3"]
+    assert remaining() == [b"2", b"3"]
     connection.cursor().execute("RESET search_path")
     with transaction.atomic():
         assert claim()[BODY] == b"2"
@@ -138,21 +138,21 @@ def test_where_the_session_has_forgotten_the_statement_what_came_before_is_commi
         connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
         assert follow() is None
 
-    assert left() == [b"2", b"3"]
+    assert remaining() == [b"2", b"3"]
     with transaction.atomic():
         assert claim()[BODY] == b"2"
 
 
 def test_a_connection_that_was_killed_is_an_ordinary_error_and_nothing_is_committed() -> None:
-    killer = connections["default"].copy()
+    kill_session = connections["default"].copy()
     with pytest.raises(OperationalError), transaction.atomic():  # noqa: PT012 - the block is what is rolled back
         claim()
-        with killer.cursor() as cursor:
+        with kill_session.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
-        killer.close()
+        kill_session.close()
         follow()
 
-    assert left() == [b"1", b"2", b"3"]
+    assert remaining() == [b"1", b"2", b"3"]
 
 
 def in_a_failed_transaction() -> None:
@@ -210,7 +210,7 @@ def test_it_is_not_done_in_the_middle_of_something(within: Callable[[], Abstract
 
 
 def test_who_is_cut_off_in_the_middle_leaves_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows how much of it the server has seen; what it has not committed it rolls back."""
+    """It is unknown how much of it the server has seen; what it has not committed it rolls back."""
 
     def cut_off(self: OpeningQuery, pgconn: PGconn, *arguments: object) -> Iterator[object]:
         pgconn.enter_pipeline_mode()
@@ -224,7 +224,7 @@ def test_who_is_cut_off_in_the_middle_leaves_a_closed_connection(monkeypatch: py
         follow()
 
     assert raw.closed
-    assert left() == [b"1", b"2", b"3"]
+    assert remaining() == [b"1", b"2", b"3"]
 
 
 def test_it_is_not_done_in_several_ranges_or_on_a_queue_with_levels() -> None:
@@ -324,4 +324,4 @@ def test_a_plan_kept_that_sorts_is_not_used_again_for_a_while(monkeypatch: pytes
     monkeypatch.setattr(sql.claims._single_claims, "_count", 0)
     Transactional.send_many([4, 5])
     assert len(take_all()) == 2
-    assert sorted(executed()) == ["$2", "1"], "nobody looks at a plan that is not used: it is tried again"
+    assert sorted(executed()) == ["$2", "1"], "a plan that is not used is not checked: it is tried again"

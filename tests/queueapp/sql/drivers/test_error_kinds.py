@@ -1,4 +1,5 @@
-"""What a database error means is told by its code: errors made on real databases, and real drivers fed real errors."""
+"""What a database error means follows from its code: errors made on real databases, and real drivers fed real
+errors."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def failing(server: Server, connection: Any, sql: str) -> str:
 
 
 def test_deadlock_has_one_victim(server: Server) -> None:
-    one, two = server.put(Transactional, 2)
+    item, two = server.put(Transactional, 2)
     kinds: list[str] = []
     both_hold = threading.Barrier(2)
 
@@ -52,7 +53,7 @@ def test_deadlock_has_one_victim(server: Server) -> None:
         except Error as error:
             kinds.append(server.kind_of(error))
 
-    threads = [threading.Thread(target=lock_both, args=pair) for pair in ((one, two), (two, one))]
+    threads = [threading.Thread(target=lock_both, args=pair) for pair in ((item, two), (two, item))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -85,16 +86,16 @@ def test_missing_privilege_is_denied(server: Server) -> None:
         "microsoft": (f"CREATE USER {name} WITHOUT LOGIN", f"EXECUTE AS USER = '{name}'", f"DROP USER {name}"),
     }[server.vendor]
     server.run(create)
-    other = server.another()
-    with other.cursor() as cursor:
+    second_session = server.another()
+    with second_session.cursor() as cursor:
         cursor.execute(become)
 
-    assert failing(server, other, "SELECT * FROM testapp_leased") == "denied"
+    assert failing(server, second_session, "SELECT * FROM testapp_leased") == "denied"
     with pytest.raises(Error) as raised:
-        queue_sql(Leased, other).claims.claim_by_delete(other, ALL, 1)
+        queue_sql(Leased, second_session).claims.claim_by_delete(second_session, ALL, 1)
     assert server.kind_of(raised.value) == "denied"
 
-    other.close()
+    second_session.close()
     server.run(drop)
 
 
@@ -115,9 +116,9 @@ def test_terminated_session_is_a_lost_connection(server: Server) -> None:
 
 
 def test_duplicate_key_and_wrong_syntax_are_nothing_special(server: Server) -> None:
-    other = server.another()
-    assert failing(server, other, "SELEKT 1") == "other"
-    assert failing(server, other, "INSERT INTO queueapp_leader (role) VALUES (NULL)") == "other"
+    second_session = server.another()
+    assert failing(server, second_session, "SELEKT 1") == "other"
+    assert failing(server, second_session, "INSERT INTO queueapp_leader (role) VALUES (NULL)") == "other"
     assert server.kind_of(ValueError("not of a database")) == "other"
 
 
@@ -125,14 +126,16 @@ def test_duplicate_key_and_wrong_syntax_are_nothing_special(server: Server) -> N
 def test_serialization_failure_is_like_a_deadlock() -> None:
     server = Server("default")
     (seq,) = server.put(Leased)
-    other = server.another()
+    second_session = server.another()
 
-    with server.rolled_back(other), other.cursor() as cursor:
+    with server.rolled_back(second_session), second_session.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("SELECT 1")
         server.lease(Leased)
         with pytest.raises(Error) as raised:
-            queue_sql(Leased, other).failures.requeue(other, seq, deliveries=0, cancels=0, failures=None)
+            queue_sql(Leased, second_session).failures.requeue(
+                second_session, seq, deliveries=0, cancels=0, failures=None
+            )
 
     server.close()
     assert server.kind_of(raised.value) == "deadlock"
@@ -268,7 +271,9 @@ def refused(connect: Any, server: TdsServer, said: str, *parameters: Any) -> Bas
 
 
 @drivers
-@pytest.mark.parametrize(("number", "severity", "text", "kind"), MESSAGES, ids=[str(each[0]) for each in MESSAGES])
+@pytest.mark.parametrize(
+    ("number", "severity", "text", "kind"), MESSAGES, ids=[str(message[0]) for message in MESSAGES]
+)
 def test_error_of_sql_server(tds: TdsServer, connect: Any, number: int, severity: int, text: str, kind: str) -> None:
     said = refusal(number, severity, text)
 
@@ -284,7 +289,7 @@ def test_error_of_a_server_that_speaks_another_language(
     assert error_kind(refused(connect, tds, refusal(number, severity, "Das geht leider nicht."))).value == kind
 
 
-def test_number_decides_where_the_driver_tells_it(tds: TdsServer) -> None:
+def test_number_decides_where_the_driver_reports_it(tds: TdsServer) -> None:
     said = refusal(1222, 16, "Das Timeout für Sperranforderungen wurde überschritten.")
 
     assert error_kind(refused(pyodbc_connection, tds, said)).value == "locked"

@@ -47,7 +47,7 @@ pytestmark = [
 ]
 
 STORE = StoreTable.of(DelayedMessage, "due")
-RESULTS, KEYS, EARLY = (one._meta.db_table for one in (Result, MessageKey, DeferredAck))
+RESULTS, KEYS, EARLY = (queue._meta.db_table for queue in (Result, MessageKey, DeferredAck))
 
 Verb = Callable[[Any, list[int], uuid.UUID], object]
 VERBS: dict[str, Verb] = {
@@ -103,13 +103,13 @@ def test_of_a_queue_what_is_read_does_not_depend_on_what_waits(name: str, monkey
     """Seen: 12 ms for each ack out of 100,000."""
     sql: Any = queue_sql(Keyed, connection)
 
-    def one() -> Callable[[], object]:
+    def find_one() -> Callable[[], object]:
         token = uuid.uuid4()
         seqs = [row[SEQ] for row in sql.claims.claim_by_lease(connection, [SeqRange()], 1, token, uuid.uuid4(), 60_000)]
         assert len(seqs) == 1
         return lambda: VERBS[name](sql, seqs, token)
 
-    check(monkeypatch, sql, Keyed, lambda count: Keyed.send_many(range(count)), one)
+    check(monkeypatch, sql, Keyed, lambda count: Keyed.send_many(range(count)), find_one)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -118,18 +118,18 @@ def test_of_a_shared_table_neither(name: str, monkeypatch: pytest.MonkeyPatch) -
     backend: Any = backend_of(connection)
     rows: Any = type(make()).objects  # type: ignore[attr-defined]
 
-    def one() -> Callable[[], object]:
+    def find_one() -> Callable[[], object]:
         row = rows.order_by("pk").first()
         return lambda: verb(backend, row)
 
-    check(monkeypatch, backend, rows.model, lambda count: fill_up(make(), count), one)
+    check(monkeypatch, backend, rows.model, lambda count: fill_up(make(), count), find_one)
 
 
 @pytest.mark.parametrize("name", ["share_out", "take_up", "count_shared_out"])
 def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sql: Any = queue_sql(InTurns, connection)
 
-    def one() -> Callable[[], object]:
+    def find_one() -> Callable[[], object]:
         owner = uuid.uuid4()
         with transaction.atomic():
             heads = sql.limits.lock_heads(connection, [SeqRange()], 1, bodies=False)
@@ -140,11 +140,11 @@ def test_of_messages_that_are_shared_out_neither(name: str, monkeypatch: pytest.
             return lambda: sql.limits.take_up(connection, owner, 1, uuid.uuid4(), 60_000)
         return lambda: sql.limits.count_shared_out(connection, owner)
 
-    check(monkeypatch, sql, InTurns, lambda count: InTurns.send_many(range(count)), one)
+    check(monkeypatch, sql, InTurns, lambda count: InTurns.send_many(range(count)), find_one)
 
 
 #: Of one message, by its seq or its id; a queue that has the verb.
-OTHERS: dict[str, tuple[Any, Callable[[Any, Any], object]]] = {
+MESSAGE_VERBS: dict[str, tuple[Any, Callable[[Any, Any], object]]] = {
     "seqs_of": (Deferring, lambda sql, row: sql.ack_by_seq.seqs_of(connection, [row.id])),
     "lock_barrier": (Fenced, lambda sql, row: sql.barriers.lock(connection, row.seq)),
     "hold_back": (Fenced, lambda sql, row: sql.barriers.postpone(connection, row.seq, 1)),
@@ -152,16 +152,16 @@ OTHERS: dict[str, tuple[Any, Callable[[Any, Any], object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_of_one_message_that_nobody_has_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, verb = OTHERS[name]
+@pytest.mark.parametrize("name", MESSAGE_VERBS)
+def test_of_a_message_that_does_not_exist_neither(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, verb = MESSAGE_VERBS[name]
     sql: Any = queue_sql(queue, connection)
 
-    def one() -> Callable[[], object]:
+    def find_one() -> Callable[[], object]:
         row = queue.objects.order_by("seq").first()
         return lambda: verb(sql, row)
 
-    check(monkeypatch, sql, queue, lambda count: queue.send_many(range(count)), one)
+    check(monkeypatch, sql, queue, lambda count: queue.send_many(range(count)), find_one)
 
 
 JOURNAL: dict[str, Callable[[Any], object]] = {
@@ -187,9 +187,9 @@ def check(
     verbs: Any,
     table: type[Model],
     fill: Callable[[int], object],
-    one: Callable[[], Callable[[], object]],
+    item: Callable[[], Callable[[], object]],
 ) -> None:
-    """``one``: what is run on one row more."""
+    """``item``: what is run on one more row."""
     order = verbs.guard
     order.reset()
     # Of a table with partitions none is turned off; an ANALYZE meanwhile makes its plans anew.
@@ -198,12 +198,12 @@ def check(
         fill(20)
         connection.cursor().execute(f'ANALYZE "{table._meta.db_table}"')
         for _ in range(12):  # from the sixth on by a plan for any parameters
-            run = one()
+            run = item()
             with transaction.atomic():
                 run()
         monkeypatch.setattr(plan_guard, "SLOW", 0.0)
         fill(MESSAGES)
-        rows_read(one())
+        rows_read(item())
 
-        assert rows_read(one()) <= 10 * FEW
+        assert rows_read(item()) <= 10 * FEW
         assert order._sorting or table is JournalEntry

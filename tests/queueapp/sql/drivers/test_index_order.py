@@ -55,7 +55,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
     if queue is None:
         fill_up(stored(), MESSAGES)
     else:
-        options = {"recipient": "somebody", "unknown_recipient": True} if queue.delivery.recipients else {}
+        options = {"recipient": "a.consumer", "unknown_recipient": True} if queue.delivery.recipients else {}
         queue.send_many(range(MESSAGES), **({} if queue is not AddressedUrgent else options))
     think_it_empty((queue or DelayedMessage)._meta.db_table)
     order = (queue_sql(queue, connection) if queue else backend_of(connection)).guard
@@ -74,7 +74,7 @@ def forget_looks(order: PlanGuard) -> None:
 
 
 def think_it_empty(table: str) -> None:
-    """As after an ANALYZE of many pages without a row that anybody can see."""
+    """As after an ANALYZE of many pages without a visible row."""
     with connection.cursor() as cursor:
         cursor.execute(f'ANALYZE "{table}"')
         cursor.execute("UPDATE pg_class SET reltuples = 0 WHERE oid = %s::regclass", [f'"{table}"'])

@@ -39,7 +39,7 @@ def test_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, module: 
 
 
 @pytest.mark.django_db
-def test_driver_that_is_not_installed_is_said_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_is_not_installed_is_reported_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     odbc.required()
     connection = sql_server_at(1)
     monkeypatch.setitem(sys.modules, "mssql_python", None)

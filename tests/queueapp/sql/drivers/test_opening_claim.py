@@ -105,20 +105,20 @@ def test_what_follows_is_in_its_transaction_and_is_undone_with_it(opened: list[N
 
 def test_a_message_in_it_is_locked_for_everybody_else() -> None:
     Transactional.send({"n": 1})
-    others: list[int] = []
+    rest: list[int] = []
 
     def look() -> None:
         with transaction.atomic():
-            others.append(len(claim()))
+            rest.append(len(claim()))
         connections.close_all()
 
     with transaction.atomic():
         assert len(claim()) == 1
-        other = threading.Thread(target=look)
-        other.start()
-        other.join(30)
+        second_thread = threading.Thread(target=look)
+        second_thread.start()
+        second_thread.join(30)
 
-    assert others == [0]
+    assert rest == [0]
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_a_connection_that_was_killed_is_an_ordinary_error_and_the_next_one_work
     with transaction.atomic():
         claim()
         transaction.set_rollback(True)
-    killer = connections["default"].copy()
-    with killer.cursor() as cursor:
+    kill_session = connections["default"].copy()
+    with kill_session.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
-    killer.close()
+    kill_session.close()
 
     with pytest.raises(OperationalError), transaction.atomic():
         claim()
@@ -186,10 +186,10 @@ def test_with_health_checks_a_session_that_died_idle_is_replaced_before_the_clai
             transaction.set_rollback(True)
         if not by_django:
             connection.set_autocommit(False)
-        killer = connections["default"].copy()
-        with killer.cursor() as cursor:
+        kill_session = connections["default"].copy()
+        with kill_session.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [connection.connection.info.backend_pid])
-        killer.close()
+        kill_session.close()
         connection.health_check_done = False  # as a request begins
 
         if by_django:

@@ -201,7 +201,7 @@ def test_a_lost_session_and_a_missing_table_are_djangos_errors(packed: list[Any]
     assert len(packed) == 3
 
 
-def test_counts_that_somebody_made_negative_are(packed: list[Any]) -> None:
+def test_negative_counts_of_foreign_rows_are(packed: list[Any]) -> None:
     Leased.send({})
     Leased.objects.update(deliveries=-5, cancels=-1)
 

@@ -67,14 +67,14 @@ def test_statements_of_the_user_are_not_prepared_because_ours_are(insert) -> Non
 
 
 @pytest.mark.usefixtures("trusting")
-def test_what_a_message_says_is_stored_as_a_cursor_stores_it(insert) -> None:
+def test_what_a_message_states_is_stored_as_a_cursor_stores_it(insert) -> None:
     connection = connections["default"]
     sql = queue_sql(AddressedUrgent, connection)
     insert()  # from now on statements are prepared here
-    said: dict[str, object] = {"recipient": "somebody é", "priority": 2, "correlation_id": "c", "reply_to_address": "r"}
+    said: dict[str, object] = {"recipient": "consumer é", "priority": 2, "correlation_id": "c", "reply_to_address": "r"}
     said |= {"is_barrier": False, "expires_ms": 3_600_000}
-    for some in ({name: said[name]} for name in said):
-        sql.inserts.insert(connection, outgoing(**some))
+    for part in ({name: said[name]} for name in said):
+        sql.inserts.insert(connection, outgoing(**part))
     sql.inserts.insert(connection, outgoing(body=None, **said))
     assert connection.connection.pgconn.transaction_status == TransactionStatus.IDLE
     with transaction.atomic():
@@ -86,13 +86,13 @@ def test_what_a_message_says_is_stored_as_a_cursor_stores_it(insert) -> None:
     plain = ("{}", b"{}", "", 0, None, None, False)
     for row, name in zip(rows, said, strict=False):
         expected = [
-            said.get(one, default) if one == name else default for one, default in zip(names, plain, strict=True)
+            said.get(item, default) if item == name else default for item, default in zip(names, plain, strict=True)
         ]
-        assert [getattr(row, one) for one in names] == expected
+        assert [getattr(row, name) for name in names] == expected
         assert (row.expires is not None) == (name == "expires_ms")
-    whole = ["{}", None, *(said[one] for one in names[2:])]
+    whole = ["{}", None, *(said[name] for name in names[2:])]
     for row in rows[-2:]:
-        assert [getattr(row, one) for one in names] == whole
+        assert [getattr(row, name) for name in names] == whole
         assert abs((row.expires - row.enqueued_at).total_seconds() - 3600) < 60
 
 

@@ -77,12 +77,12 @@ def test_session_that_the_server_has_ended_is_known_to_have_hung_up(server: Serv
 
     server.run("SELECT pg_terminate_backend(%s, 10000)", connection.connection.info.backend_pid)
 
-    assert server.backend.sessions.state(connection) is SessionState.IDLE, "nobody has looked yet"
+    assert server.backend.sessions.state(connection) is SessionState.IDLE, "not examined yet"
     assert server.backend.sessions.is_disconnected(connection)
     assert server.backend.sessions.state(connection) is SessionState.GONE
 
 
-def test_abandoned_session_lets_go_of_what_it_has_locked(server: Server) -> None:
+def test_abandoned_session_releases_its_locks(server: Server) -> None:
     connection = server.another()
     connection.set_autocommit(False)
     run(connection, "DELETE FROM queueapp_leader")

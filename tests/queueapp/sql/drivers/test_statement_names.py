@@ -56,12 +56,12 @@ def contents(connection: Any) -> dict[str, str]:
 
 
 def forget(connection: Any) -> None:
-    """What the session of somebody else would know, without psycopg's knowledge."""
+    """What the session of another client would know, without psycopg's knowledge."""
     connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
 
 
 @pytest.mark.parametrize("options", WAYS)
-def test_a_name_says_which_statement_it_is_whatever_was_prepared_before(
+def test_a_name_states_which_statement_it_is_whatever_was_prepared_before(
     connection: Any, options: dict[str, Any]
 ) -> None:
     found = []
@@ -140,7 +140,7 @@ def test_a_name_that_is_taken_outside_of_a_transaction_costs_nothing(connection:
     insert(Leased, connection, **options)
 
     assert Leased.objects.count() == 3
-    assert set(prepared(connection).values()) == {"SELECT 'of somebody else'"}
+    assert set(prepared(connection).values()) == {"SELECT 'of another client'"}
 
 
 def _contents_of_insert(connection: Any, options: dict[str, Any]) -> dict[str, str]:
@@ -157,12 +157,12 @@ def _prepare_next(connection: Any, content: str) -> None:
     """Take the names that this connection would give to the statement next."""
     for number in range(1, 4):
         name = f"{content}_{connection.connection._prepared._number + number}"
-        connection.connection.pgconn.prepare(name.encode(), b"SELECT 'of somebody else'")
+        connection.connection.pgconn.prepare(name.encode(), b"SELECT 'of another client'")
 
 
 @pytest.mark.parametrize("options", WAYS)
 @pytest.mark.parametrize("sign", ["missing", "taken"])
-def test_in_a_transaction_it_is_an_error_that_says_do_it_again(
+def test_in_a_transaction_it_is_an_error_with_the_advice_to_repeat(
     connection: Any, options: dict[str, Any], sign: str
 ) -> None:
     content = next(iter(_contents_of_insert(connection, options)))
@@ -290,19 +290,19 @@ def test_a_table_that_another_session_has_altered_is_used_as_before(
 
     assert run() == run() == 0
     for kind in ("bigint", "integer"):
-        other = connection.copy()
+        second_connection = connection.copy()
         try:
-            with other.cursor() as cursor:
+            with second_connection.cursor() as cursor:
                 cursor.execute(f'ALTER TABLE "{Leased._meta.db_table}" ALTER COLUMN cancels TYPE {kind}')
         finally:
-            other.close()
+            second_connection.close()
         assert run() == run() == 0
 
     assert not caplog.records, "and is prepared all the same"
     assert connection.connection._prepared.route.prepares
 
 
-def test_what_else_a_server_does_not_support_is_told(connection: Any) -> None:
+def test_other_unsupported_features_of_a_server_are_reported(connection: Any) -> None:
     with pytest.raises(NotSupportedError):
         execute(connection, "SELECT 1 FROM pg_class GROUP BY 1 FOR UPDATE", ())
     assert connection.connection._prepared.route.prepares

@@ -1,4 +1,4 @@
-"""A table that was just filled, and that nobody has analyzed yet: the first claim does not read all of it."""
+"""A table that was just filled, and that is not analyzed yet: the first claim does not read all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 pytestmark = [
     real_commits,
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server is told which index to take"),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="SQL Server has a hint for the index"),
 ]
 
 
@@ -66,14 +66,14 @@ def test_the_first_claim_after_a_bulk_load_reads_what_it_takes(run: Callable[[li
 
 def test_a_range_with_an_end_ends_there(run: Callable[[list[SeqRange]], Any]) -> None:
     queues: tuple[Any, ...] = (Leased, Transactional, AtMostOnce)  # one of which was filled
-    (low,) = (seq for one in queues for seq in one.objects.order_by("seq").values_list("seq", flat=True)[:1])
+    (low,) = (seq for queue in queues for seq in queue.objects.order_by("seq").values_list("seq", flat=True)[:1])
     got = run([SeqRange(low, low + 2)])
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == 3
     got = run([SeqRange(low + 3, MAX_SEQ)])
     assert (got.ahead if hasattr(got, "ahead") else len(got)) == FEW
 
 
-def test_looking_for_the_end_of_what_nobody_here_takes_reads_what_it_returns() -> None:
+def test_scan_past_unroutable_messages_reads_only_what_it_returns() -> None:
     # So many that a sort of all of them costs more than a walk over what is asked for, whatever is believed of the
     # order.
     sql, many = fill(Leased, 15 * MESSAGES), 150 * FEW

@@ -24,8 +24,8 @@ def endpoint_at(server: Server) -> Iterator[Callable[[Any], Endpoint]]:
         return endpoints[-1]
 
     yield make
-    for one in endpoints:
-        one.close()
+    for endpoint in endpoints:
+        endpoint.close()
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ EndpointAt = Callable[[Any], Endpoint]
 
 
 def test_what_we_send_they_receive(server: Server, endpoint_at: EndpointAt, their_queue: Any) -> None:
-    one = outgoing(b"1", '{"A": "ß"}')
+    item = outgoing(b"1", '{"A": "ß"}')
     many = [outgoing(None), outgoing(b"", expires_ms=3_600_000)]
-    server.sql(their_queue).inserts.insert(server.connection, one)
+    server.sql(their_queue).inserts.insert(server.connection, item)
     assert server.sql(their_queue).inserts.insert_many(server.connection, many) == 2
     endpoint = endpoint_at(their_queue)
     assert endpoint.peek() == 3
@@ -25,7 +25,7 @@ def test_what_we_send_they_receive(server: Server, endpoint_at: EndpointAt, thei
     received = [endpoint.receive() for _ in range(3)]
 
     assert [found and (found.id, found.expired, found.body) for found in received] == [
-        (message.id, False, message.body) for message in (one, *many)
+        (message.id, False, message.body) for message in (item, *many)
     ]
     assert received[0] is not None
     assert received[0].headers == {"A": "ß"}
@@ -44,7 +44,7 @@ def test_what_they_send_and_delay_we_receive(server: Server, endpoint_at: Endpoi
 
     claimed = server.sql(their_queue).claims.claim_by_delete(server.connection, ALL, 5, whole=True)
 
-    sent, moved = (whole(their_queue, one) for one in claimed)
+    sent, moved = (whole(their_queue, message) for message in claimed)
     assert (sent.id, sent.headers, sent.body) == (identity, '{"a": "b"}', b"sent")
     assert (moved.headers, moved.body) == ('{"c": "d"}', b"delayed")
     assert endpoint.next_due() is None
@@ -56,10 +56,10 @@ def test_neither_takes_what_the_other_is_handling(server: Server, endpoint_at: E
 
     with server.rolled_back(holder):
         assert seqs_of(queue_sql(their_queue, holder).claims.claim_by_delete(holder, ALL, 1)) == seqs[:1]
-        with within(), endpoint.handling() as theirs:
-            assert theirs is not None
-            ours = server.sql(their_queue).claims.claim_by_delete(server.connection, ALL, 5)
-            assert seqs_of(ours) == seqs[2:]
+        with within(), endpoint.handling() as second:
+            assert second is not None
+            delete = server.sql(their_queue).claims.claim_by_delete(server.connection, ALL, 5)
+            assert seqs_of(delete) == seqs[2:]
 
     assert server.seqs(their_queue) == seqs[:1]
 
@@ -68,11 +68,13 @@ def test_a_message_that_failed_with_us_they_receive_with_the_count_in_its_header
     server: Server, endpoint_at: EndpointAt, their_queue: Any
 ) -> None:
     (seq,) = server.put(their_queue)
-    other = server.another()
-    with server.transaction(other):
-        sql = queue_sql(their_queue, other)
-        sql.failures.lock(other, seq, None, 1_000)
-        sql.failures.requeue(other, seq, deliveries=1, cancels=0, failures="[]", headers='{"queueapp.Attempts": "1"}')
+    second_session = server.another()
+    with server.transaction(second_session):
+        sql = queue_sql(their_queue, second_session)
+        sql.failures.lock(second_session, seq, None, 1_000)
+        sql.failures.requeue(
+            second_session, seq, deliveries=1, cancels=0, failures="[]", headers='{"queueapp.Attempts": "1"}'
+        )
 
     received = endpoint_at(their_queue).receive()
 

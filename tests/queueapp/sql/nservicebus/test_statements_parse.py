@@ -13,7 +13,7 @@ from tests.queueapp.sql.tsql import columns, hints, parsed
 from tests.testapp.models import Interop
 
 CATALOG = {"object_id", "index_id", "key_ordinal", "column_id", "system_type_id", "name", "type"}
-OURS = {field.column.lower() for field in Interop._meta.local_fields} | {"rowversion"}
+COLUMNS = {field.column.lower() for field in Interop._meta.local_fields} | {"rowversion"}
 DELAYED = {"Due", "Headers", "Body", "RowVersion"}
 
 
@@ -22,7 +22,7 @@ def read(name: str) -> list[exp.Expression]:
     # What the parser does not know: a filtered index, and a list of columns behind OUTPUT INTO.
     found = re.search(r"INTO dbo\.orders \((?P<columns>[\w, ]+)\)$", text.strip()) if " OUTPUT " in text else None
     if found:
-        assert {name.lower() for name in found["columns"].split(", ")} <= OURS
+        assert {name.lower() for name in found["columns"].split(", ")} <= COLUMNS
         text = text.strip()[: found.start()]
     return parsed(re.sub(r"WHERE Expires IS NOT NULL$", "", text.strip()))
 
@@ -30,7 +30,7 @@ def read(name: str) -> list[exp.Expression]:
 @pytest.mark.parametrize("name", SQLSERVER)
 def test_statement_is_read_completely(name: str) -> None:
     named = {column.lower() for column in columns(read(name)) - CATALOG - DELAYED}
-    assert named <= OURS, "their statement finds each column in our table"
+    assert named <= COLUMNS, "their statement finds each column in our table"
 
 
 def test_the_frames_hold_a_whole_statement() -> None:

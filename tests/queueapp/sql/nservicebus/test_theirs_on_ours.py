@@ -18,9 +18,9 @@ from tests.testapp.models import AddressedUrgent, Interop, Leased, Readable, Sho
 
 EndpointAt = Callable[[Any], Endpoint]
 #: One of each shape.
-OURS = [Leased, Transactional, Urgent, AddressedUrgent, Short, Interop]
+QUEUES = [Leased, Transactional, Urgent, AddressedUrgent, Short, Interop]
 
-each_queue = pytest.mark.parametrize("queue", OURS, ids=lambda queue: queue.__name__)
+each_queue = pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: queue.__name__)
 
 
 def ranges_of(queue: Any) -> list[SeqRange]:
@@ -72,7 +72,7 @@ def test_they_receive_in_order_what_we_send(server: Server, endpoint_at: Endpoin
 
     received = [endpoint.receive() for _ in range(5)]
 
-    assert [one and (one.id, one.expired, one.body) for one in received] == [
+    assert [message and (message.id, message.expired, message.body) for message in received] == [
         *((message.id, False, message.body) for message in sent),
         None,
     ]
@@ -86,11 +86,11 @@ def test_neither_takes_what_the_other_is_handling(server: Server, endpoint_at: E
 
     with server.rolled_back(holder):
         assert hold_first(server, holder, queue) == first
-        with within(), endpoint.handling() as theirs:
-            assert theirs is not None
-            assert theirs.id == ids[second]
-            ours = server.sql(queue).claims.claim_by_delete(server.connection, ranges_of(queue), 5)
-            assert seqs_of(ours) == [third]
+        with within(), endpoint.handling() as second_row:
+            assert second_row is not None
+            assert second_row.id == ids[second]
+            delete = server.sql(queue).claims.claim_by_delete(server.connection, ranges_of(queue), 5)
+            assert seqs_of(delete) == [third]
             assert another.receive() is None
             assert another.peek() == 0
 
@@ -108,7 +108,7 @@ def test_what_they_fail_on_is_back(server: Server, endpoint_at: EndpointAt, queu
     assert server.seqs(queue) == seqs
 
 
-def test_their_peek_is_the_span_of_what_nobody_has_locked(server: Server, endpoint_at: EndpointAt) -> None:
+def test_their_peek_is_the_span_of_unlocked_rows(server: Server, endpoint_at: EndpointAt) -> None:
     seqs = server.put(Transactional, 4)
     endpoint, holder = endpoint_at(Transactional), server.another()
 
@@ -139,10 +139,10 @@ def test_expiry_is_by_one_clock(server: Server, endpoint_at: EndpointAt, queue: 
         assert len(server.sql(queue).maintenance.purge_expired(server.connection, 10)) == 2
 
     assert [bytes(row.body) for row in server.rows(queue)] == [b"theirs", b"o"]
-    assert [one.expired for one in (endpoint.receive(), endpoint.receive()) if one] == [False, False]
+    assert [batch.expired for batch in (endpoint.receive(), endpoint.receive()) if batch] == [False, False]
 
 
-def test_they_are_told_that_a_message_of_ours_has_expired(server: Server, endpoint_at: EndpointAt) -> None:
+def test_they_see_that_a_message_of_ours_has_expired(server: Server, endpoint_at: EndpointAt) -> None:
     server.sql(Leased).inserts.insert(server.connection, outgoing(b"late", expires_ms=1))
     (row,) = server.rows(Leased)
     server.passed(lambda: row.expires + timedelta(milliseconds=10))
@@ -171,9 +171,9 @@ def test_their_delayed_messages_are_moved_into_it(
     assert (row.headers, bytes(row.body), row.expires, row.recipient, row.priority, row.deliveries) == (
         '{"a": "b"}', b"due", None, "", 0, 0
     )  # fmt: skip
-    left = endpoint.next_due()
-    assert left is not None
-    assert timedelta(days=26, hours=2) < left < timedelta(days=26, hours=3)
+    remaining = endpoint.next_due()
+    assert remaining is not None
+    assert timedelta(days=26, hours=2) < remaining < timedelta(days=26, hours=3)
     assert seqs_of(server.sql(queue).claims.claim_by_delete(server.connection, ranges_of(queue), 5)) == [row.seq]
 
 

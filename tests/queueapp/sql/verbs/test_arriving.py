@@ -44,11 +44,11 @@ def test_rows_are_put_in_whole_and_in_order(server: Server) -> None:
     stored = put(server, AddressedUrgent, given)
 
     for row, found in zip(given, stored, strict=True):
-        for name in ("id", "headers", "body", *COUNTS, *(one.name for one in MESSAGE_COLUMNS)):
+        for name in ("id", "headers", "body", *COUNTS, *(column.name for column in MESSAGE_COLUMNS)):
             assert getattr(found, name) == getattr(row, name), name
 
 
-def test_what_none_of_them_says_is_left_to_the_default(server: Server) -> None:
+def test_what_none_of_them_states_is_left_to_the_default(server: Server) -> None:
     (found,) = put(server, Leased, [Row(0, new_id(), "{}", b"x")])
 
     assert (found.recipient, found.priority, found.deliveries, found.failures) == ("", 0, 0, None)
@@ -81,16 +81,16 @@ def test_each_arrival_is_new_once(server: Server) -> None:
 
 
 def test_what_was_noted_and_rolled_back_is_new_again(server: Server) -> None:
-    key, other = uuid.uuid4(), server.another()
-    with server.rolled_back(other):
-        assert note(server, key, connection=other) == {key}
+    key, second_session = uuid.uuid4(), server.another()
+    with server.rolled_back(second_session):
+        assert note(server, key, connection=second_session) == {key}
 
     assert note(server, key) == {key}
 
 
 def test_of_two_that_note_the_same_the_second_waits_for_the_first(server: Server) -> None:
     keys = [uuid.uuid4() for _ in range(20)]
-    one, two = server.another(), server.another()
+    first, two = server.another(), server.another()
     found: list[set[uuid.UUID]] = []
     began = threading.Event()
 
@@ -100,8 +100,8 @@ def test_of_two_that_note_the_same_the_second_waits_for_the_first(server: Server
             found.append(note(server, *reversed(keys), connection=two))
 
     thread = threading.Thread(target=second)
-    with server.transaction(one):
-        assert note(server, *keys, connection=one) == set(keys)
+    with server.transaction(first):
+        assert note(server, *keys, connection=first) == set(keys)
         thread.start()
         assert began.wait(30)
         assert not found

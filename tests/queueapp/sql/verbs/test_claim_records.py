@@ -32,10 +32,10 @@ class Claimer:
         self.alias, self.owner, self.seen = alias, new_id(), None
         self.seen: KnownClaims | None = None
 
-    def claim(self, limit: int, most: int, lease_ms: int = 60_000) -> tuple[Any, list[int]]:
+    def claim(self, limit: int, maximum: int, lease_ms: int = 60_000) -> tuple[Any, list[int]]:
         connection, token = connections[self.alias], new_id()
         got = queue_sql(Capped, connection).limits.claim_within(
-            connection, ALL, limit, token, self.owner, lease_ms, most, self.seen
+            connection, ALL, limit, token, self.owner, lease_ms, maximum, self.seen
         )
         self.seen = got.known
         return token, [row[SEQ] for row in got.rows]
@@ -58,62 +58,62 @@ def test_what_was_leased_before_counting_began_is_counted(server: Server) -> Non
     fill(6, server.alias)
     connection = connections[server.alias]
     queue_sql(Capped, connection).claims.claim_by_lease(connection, ALL, 3, new_id(), new_id(), 60_000)
-    one = Claimer(server.alias)
-    assert len(one.claim(5, 4)[1]) == 1
-    assert one.claim(5, 4)[1] == []
+    claimer = Claimer(server.alias)
+    assert len(claimer.claim(5, 4)[1]) == 1
+    assert claimer.claim(5, 4)[1] == []
     assert Claimer(server.alias).claim(5, 4)[1] == []  # another process reads it
 
 
 def test_two_claimers_know_of_each_other_what_they_must(server: Server) -> None:
     fill(20, server.alias)
-    one, other = Claimer(server.alias), Claimer(server.alias)
-    of_one, of_other = one.claim(3, 5), other.claim(9, 5)
+    first, second = Claimer(server.alias), Claimer(server.alias)
+    of_one, of_other = first.claim(3, 5), second.claim(9, 5)
     assert (len(of_one[1]), len(of_other[1])) == (3, 2)
-    one.ack(*of_one)
-    assert len(other.claim(9, 5)[1]) == 3
-    other.ack(*of_other)
-    assert len(one.claim(9, 5)[1]) == 2
+    first.ack(*of_one)
+    assert len(second.claim(9, 5)[1]) == 3
+    second.ack(*of_other)
+    assert len(first.claim(9, 5)[1]) == 2
     assert Claimer(server.alias).claim(9, 5)[1] == []
 
 
 def test_a_limit_that_was_lowered_and_raised_holds_at_once(server: Server) -> None:
     fill(20, server.alias)
-    one = Claimer(server.alias)
-    token, seqs = one.claim(5, 5)
-    assert one.claim(5, 2)[1] == []
-    one.ack(token, seqs[:3])
-    assert one.claim(5, 2)[1] == []
-    assert len(one.claim(5, 3)[1]) == 1
-    assert len(one.claim(50, 7)[1]) == 4
+    claimer = Claimer(server.alias)
+    token, seqs = claimer.claim(5, 5)
+    assert claimer.claim(5, 2)[1] == []
+    claimer.ack(token, seqs[:3])
+    assert claimer.claim(5, 2)[1] == []
+    assert len(claimer.claim(5, 3)[1]) == 1
+    assert len(claimer.claim(50, 7)[1]) == 4
 
 
 def test_what_was_given_back_or_released_frees_its_place_and_is_counted_once_when_leased_again(server: Server) -> None:
     fill(5, server.alias)
-    one, connection = Claimer(server.alias), connections[server.alias]
+    claimer, connection = Claimer(server.alias), connections[server.alias]
     sql = queue_sql(Capped, connection)
-    token, seqs = one.claim(4, 4)
+    token, seqs = claimer.claim(4, 4)
     assert sql.acks.release(connection, seqs[:1], token, cancelled=True) == 1
-    again = one.claim(1, 4)
+    again = claimer.claim(1, 4)
     assert again[1] == seqs[:1]  # its old place
-    assert one.claim(1, 4)[1] == []
-    assert sql.maintenance.release_owner(connection, one.owner, 10, started=True) == 4
+    assert claimer.claim(1, 4)[1] == []
+    assert sql.maintenance.release_owner(connection, claimer.owner, 10, started=True) == 4
     assert Claimer(server.alias).claim(9, 4)[1] == seqs
 
 
 def test_places_of_who_died_before_it_leased_are_free_after_a_while(server: Server) -> None:
     fill(9, server.alias)
-    one = Claimer(server.alias)
-    assert len(one.claim(1, 5)[1]) == 1
+    claimer = Claimer(server.alias)
+    assert len(claimer.claim(1, 5)[1]) == 1
     dead = records(server.alias).create(queue=QUEUE, permits=3)
-    assert len(one.claim(9, 5)[1]) == 1
-    assert one.claim(9, 5)[1] == []
+    assert len(claimer.claim(9, 5)[1]) == 1
+    assert claimer.claim(9, 5)[1] == []
     records(server.alias).filter(pk=dead.pk).update(made_at=Now() - timedelta(seconds=6))
-    assert len(one.claim(9, 5)[1]) == 3
+    assert len(claimer.claim(9, 5)[1]) == 3
     assert not records(server.alias).filter(pk=dead.pk).exists()
 
 
 def test_who_was_taken_for_dead_before_it_leased_gets_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its places may be somebody else's by then."""
+    """Its permits may be in use by then."""
     fill(9, server.alias)
     sql: Any = queue_sql(Capped, connections[server.alias]).limits.records
     reserve = sql._reserve
@@ -130,12 +130,12 @@ def test_who_was_taken_for_dead_before_it_leased_gets_nothing(server: Server, mo
     assert len(Claimer(server.alias).claim(9, 5)[1]) == 5
 
 
-def test_places_that_nobody_got_a_message_for_are_free(server: Server) -> None:
+def test_permits_without_a_message_are_free(server: Server) -> None:
     fill(2, server.alias)
-    one, other = Claimer(server.alias), Claimer(server.alias)
-    assert len(one.claim(5, 5)[1]) == 2
+    first, second = Claimer(server.alias), Claimer(server.alias)
+    assert len(first.claim(5, 5)[1]) == 2
     fill(9, server.alias)
-    assert len(other.claim(9, 5)[1]) == 3
+    assert len(second.claim(9, 5)[1]) == 3
 
 
 def test_what_a_transaction_saw_that_was_rolled_back_is_not_remembered(server: Server) -> None:
@@ -162,10 +162,10 @@ def test_what_a_transaction_saw_that_was_rolled_back_is_not_remembered(server: S
 
 
 def test_a_lease_that_is_lengthened_in_an_open_transaction_keeps_its_place(server: Server) -> None:
-    """It was alive when that was asked for; when it commits it has never lapsed."""
+    """It was alive when that was asked for; when it commits its lease has never expired."""
     fill(2, server.alias)
-    one = Claimer(server.alias)
-    token, (seq,) = one.claim(1, 1, lease_ms=2_000)
+    claimer = Claimer(server.alias)
+    token, (seq,) = claimer.claim(1, 1, lease_ms=2_000)
     extended, commit, got = threading.Event(), threading.Event(), list[Any]()
 
     def lengthen() -> None:
@@ -183,9 +183,9 @@ def test_a_lease_that_is_lengthened_in_an_open_transaction_keeps_its_place(serve
     lengthening = threading.Thread(target=lengthen)
     lengthening.start()
     assert extended.wait(30)
-    lapsed = Capped.objects.using(server.alias)
+    of_expired_leases = Capped.objects.using(server.alias)
     if connections[server.alias].vendor == "postgresql":
-        eventually(lambda: lapsed.filter(seq=seq, lease_expires__lt=Now() - timedelta(seconds=0.2)).exists())
+        eventually(lambda: of_expired_leases.filter(seq=seq, lease_expires__lt=Now() - timedelta(seconds=0.2)).exists())
     claiming = threading.Thread(target=claim_beside)
     claiming.start()
     claiming.join(0.3)  # where it does not wait for the other
@@ -194,10 +194,10 @@ def test_a_lease_that_is_lengthened_in_an_open_transaction_keeps_its_place(serve
     assert got == [[seq], []]
 
 
-def test_a_place_is_free_only_a_while_after_its_lease_has_lapsed(
+def test_a_permit_is_free_only_a_while_after_its_lease_has_expired(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who lengthens it looks at the clock, and then changes the row: between the two it is nobody else's."""
+    """An extend reads the clock, and then changes the row: between the two the owner stays."""
     fill(2, server.alias)
     holder, connection = Claimer(server.alias), connections[server.alias]
     _, (seq,) = holder.claim(1, 1)
@@ -264,7 +264,7 @@ class Paused:
 
 
 @only_on_postgresql
-def test_a_record_that_is_filled_in_while_somebody_takes_it_for_dead_is_counted(server: Server) -> None:
+def test_a_record_that_is_filled_in_while_another_session_takes_it_for_dead_is_counted(server: Server) -> None:
     """He who counts saw it empty and old; it is filled in before he deletes it."""
     fill(9, server.alias)
     Claimer(server.alias).claim(0, 5)
@@ -303,21 +303,21 @@ def test_a_record_that_is_being_filled_in_is_not_taken_for_dead(server: Server) 
 
 def test_records_of_no_use_are_dropped_and_the_first_one_stays(server: Server) -> None:
     fill(30, server.alias)
-    one, connection = Claimer(server.alias), connections[server.alias]
+    claimer, connection = Claimer(server.alias), connections[server.alias]
     sql = queue_sql(Capped, connection)
     for _ in range(10):
-        one.ack(*one.claim(1, 5))
-    held = one.claim(2, 5)
+        claimer.ack(*claimer.claim(1, 5))
+    held = claimer.claim(2, 5)
     for _ in range(3):
-        one.ack(*one.claim(1, 5))
+        claimer.ack(*claimer.claim(1, 5))
     pending = records(server.alias).create(queue=QUEUE, permits=0)
 
     floor = sql.limits.drop_records(connection, 0)
 
     assert records(server.alias).count() == 3  # the first, what is held, and what is being claimed
     assert Claimer(server.alias).claim(9, 5)[1] != []
-    assert one.claim(9, 5)[1] == []
-    one.ack(*held)
+    assert claimer.claim(9, 5)[1] == []
+    claimer.ack(*held)
     records(server.alias).filter(pk=pending.pk).delete()
     assert sql.limits.drop_records(connection, floor) >= floor
     assert records(server.alias).count() == 2
@@ -344,7 +344,7 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
     if connections[server.alias].vendor != "postgresql":
         pytest.skip("statistics of PostgreSQL")
     fill(400, server.alias)
-    connection, one = connections[server.alias], Claimer(server.alias)
+    connection, claimer = connections[server.alias], Claimer(server.alias)
     connection.close()  # and with it the plans that were made of a table with a page, which read all of it, and no index  # noqa: E501
     connection.cursor().execute("SET enable_seqscan = off")
     sql: Any = queue_sql(Capped, connection)
@@ -358,8 +358,8 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
     def cost_of_50() -> int:
         before = entries_read()
         for _ in range(50):
-            one.ack(*one.claim(1, 5))
-        sql.limits.drop_records(connection, one.seen.upto - 60 if one.seen else 0)
+            claimer.ack(*claimer.claim(1, 5))
+        sql.limits.drop_records(connection, claimer.seen.upto - 60 if claimer.seen else 0)
         return entries_read() - before
 
     old = connection.copy()
@@ -382,8 +382,8 @@ def test_claims_read_no_more_records_under_an_old_snapshot(server: Server) -> No
 def test_places_are_taken_without_reading_all_records(server: Server) -> None:
     """A plan is kept: one that was made while the table had a page read all of it for as long, however many pages it
     had by then."""
-    connection, one = connections[server.alias], Claimer(server.alias)
-    one.claim(0, 5)
+    connection, claimer = connections[server.alias], Claimer(server.alias)
+    claimer.claim(0, 5)
 
     def read_whole() -> int:
         with connection.cursor() as cursor:
@@ -394,5 +394,5 @@ def test_places_are_taken_without_reading_all_records(server: Server) -> None:
     connection.cursor().execute("ANALYZE queueapp_claimrecord")
     before = read_whole()
     for _ in range(10):
-        one.claim(0, 5)
+        claimer.claim(0, 5)
     assert read_whole() == before

@@ -1,4 +1,5 @@
-"""Claims: the lowest available messages in claim order, never somebody else's, and never by waiting for anybody."""
+"""Claims: the lowest available messages in claim order, never those of another owner, and never by waiting for a
+lock."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_lease_takes_the_lowest_and_counts_the_delivery(server: Server, queue: A
 
 
 @pytest.mark.parametrize("queue", QUEUES)
-def test_leased_message_is_nobody_elses(server: Server, queue: Any) -> None:
+def test_leased_message_has_one_owner(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 3)
     server.lease(queue, 2, ranges=EVERYWHERE[queue])
 
@@ -52,7 +53,7 @@ def test_leased_message_is_nobody_elses(server: Server, queue: Any) -> None:
 
 
 @pytest.mark.parametrize("queue", QUEUES)
-def test_lapsed_lease_is_claimed_again_in_its_old_place(server: Server, queue: Any) -> None:
+def test_message_of_an_expired_lease_is_claimed_again_in_its_old_position(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 2)
     first, _ = server.lease(queue, 1, ranges=EVERYWHERE[queue], lease_ms=1)
     server.passed(lambda: server.row(queue, seqs[0]).lease_expires)
@@ -70,8 +71,8 @@ def test_lease_may_last_longer_than_an_int_of_milliseconds(server: Server) -> No
     (seq,) = server.put(Leased)
     server.lease(Leased, lease_ms=int(timedelta(days=40) / timedelta(milliseconds=1)))
 
-    left = server.row(Leased, seq).lease_expires - server.backend.now(server.connection)
-    assert timedelta(days=39) < left <= timedelta(days=40)
+    remaining = server.row(Leased, seq).lease_expires - server.backend.now(server.connection)
+    assert timedelta(days=39) < remaining <= timedelta(days=40)
 
 
 @pytest.mark.parametrize("queue", QUEUES)
@@ -88,16 +89,16 @@ def test_delete_returns_the_messages_and_they_are_gone(server: Server, queue: An
 @pytest.mark.parametrize("queue", QUEUES)
 def test_claim_passes_over_what_is_locked_and_never_waits(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 4)
-    holder, other = server.another(), server.another()
+    holder, second_session = server.another(), server.another()
 
     with server.transaction(holder):
         assert take(server, holder, queue, 2) == seqs[:2]
         with within():
-            assert take(server, other, queue, 1) == seqs[2:3]
-            sql = queue_sql(queue, other)
-            rows = sql.claims.claim_by_lease(other, EVERYWHERE[queue], 5, uuid.uuid4(), uuid.uuid4(), 1_000)
+            assert take(server, second_session, queue, 1) == seqs[2:3]
+            sql = queue_sql(queue, second_session)
+            rows = sql.claims.claim_by_lease(second_session, EVERYWHERE[queue], 5, uuid.uuid4(), uuid.uuid4(), 1_000)
             assert seqs_of(rows) == seqs[3:]
-            assert take(server, other, queue, 5) == []
+            assert take(server, second_session, queue, 5) == []
 
 
 def test_message_of_a_rolled_back_claim_is_there_again(server: Server) -> None:
@@ -111,15 +112,15 @@ def test_message_of_a_rolled_back_claim_is_there_again(server: Server) -> None:
 
 
 def test_message_of_an_open_transaction_is_not_there_yet_and_not_waited_for(server: Server) -> None:
-    sender, other = server.another(), server.another()
+    sender, second_session = server.another(), server.another()
     (seen,) = server.put(Leased)
 
     with server.transaction(sender):
         queue_sql(Leased, sender).inserts.insert(sender, outgoing())
         with within():
-            assert take(server, other, Leased, 5) == [seen]
+            assert take(server, second_session, Leased, 5) == [seen]
 
-    assert len(take(server, other, Leased, 5)) == 1
+    assert len(take(server, second_session, Leased, 5)) == 1
 
 
 @pytest.mark.parametrize("queue", QUEUES)
@@ -175,14 +176,14 @@ def test_each_level_has_its_own_floor(server: Server) -> None:
 
 @pytest.mark.parametrize("queue", [Addressed, AddressedUrgent])
 def test_recipient_gets_what_is_addressed_to_it(server: Server, queue: Any) -> None:
-    mine, _, also_mine, _ = (
+    first, _, also_mine, _ = (
         seq for who in ("me", "you", "me", "") for seq in server.put(queue, recipient=who, expires_ms=3_600_000)
     )
-    many = levels(3 if queue is AddressedUrgent else 1, ("nobody", "me", "no one"))
+    many = levels(3 if queue is AddressedUrgent else 1, ("unknown", "me", "no one"))
 
     rows = server.sql(queue).claims.claim_by_delete(server.connection, many, 9)
 
-    assert seqs_of(rows) == [mine, also_mine]
+    assert seqs_of(rows) == [first, also_mine]
     assert {row[RECIPIENT] for row in rows} == {"me"}
     assert all(row[EXPIRES] > server.backend.now(server.connection) for row in rows)
     assert len(server.seqs(queue)) == 2
@@ -225,13 +226,13 @@ def test_what_lies_between_the_ranges_is_left_alone(server: Server, queue: Any) 
 @pytest.mark.parametrize("queue", QUEUES)
 def test_what_lies_between_the_ranges_is_not_locked_either(server: Server, queue: Any) -> None:
     seqs = server.put(queue, 3)
-    holder, other = server.another(), server.another()
+    holder, second_session = server.another(), server.another()
 
     with server.transaction(holder):
         ranges = pieces(queue, (1, seqs[0] - 1), (seqs[1], MAX_SEQ))
         assert take(server, holder, queue, 1, ranges=ranges) == seqs[1:2]
         with within():
-            assert take(server, other, queue, 1) == seqs[:1]
+            assert take(server, second_session, queue, 1) == seqs[:1]
 
 
 def test_of_several_ranges_no_more_than_the_limit_is_taken_and_later_ones_are_not_touched(server: Server) -> None:
@@ -269,16 +270,16 @@ def test_concurrent_claims_take_every_message_once(server: Server, queue: Any, b
     taken: list[list[int]] = [[], [], [], []]
     failed: list[BaseException] = []
 
-    def work(mine: list[int], connection: Any) -> None:
+    def work(first: list[int], connection: Any) -> None:
         sql = queue_sql(queue, connection)
         try:
-            while len(mine) < 900:
+            while len(first) < 900:
                 if by_lease:
                     token = uuid.uuid4()
                     rows = sql.claims.claim_by_lease(connection, EVERYWHERE[queue], 20, token, token, 60_000)
                 else:
                     rows = sql.claims.claim_by_delete(connection, EVERYWHERE[queue], 20)
-                mine += seqs_of(rows)
+                first += seqs_of(rows)
                 if not rows and sql.claims.peek(connection, EVERYWHERE[queue], (), 1).ahead == 0:
                     break
         except BaseException as error:
@@ -286,14 +287,14 @@ def test_concurrent_claims_take_every_message_once(server: Server, queue: Any, b
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=work, args=(mine, server.another())) for mine in taken]
+    threads = [threading.Thread(target=work, args=(message, server.another())) for message in taken]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
     assert failed == []
-    together = [seq for mine in taken for seq in mine]
+    together = [seq for message in taken for seq in message]
     assert len(together) == len(set(together)) == sent == 900
     if not by_lease:
         assert server.seqs(queue) == []

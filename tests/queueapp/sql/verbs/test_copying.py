@@ -1,5 +1,5 @@
 """Copies for consumers: put in by a send that asks in passing who subscribes, and in the place of a message that named
-nobody."""
+no lock."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_row_that_is_not_committed_does_not_count(server: Server) -> None:
     if server.vendor == "microsoft":
         pytest.skip("what is not committed is waited for on SQL Server")
     mark = subscribe(server, Addressed, "one")
-    with server.rolled_back(other := server.another()):
-        with other.cursor() as cursor:
+    with server.rolled_back(second_session := server.another()):
+        with second_session.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO {TABLE} (queue, consumer, mark) VALUES (%s, %s, %s)", [Addressed._meta.label, "two", 5]
             )
@@ -137,23 +137,23 @@ def test_what_is_leased_is_replaced_under_its_token_alone(server: Server) -> Non
     assert all(seq not in server.seqs(Addressed) for seq in leased)
 
 
-def test_what_somebody_leases_locks_or_is_over_stays(server: Server) -> None:
+def test_leased_locked_and_expired_messages_stay(server: Server) -> None:
     free, leased, locked, expired, held_back, addressed = server.put(Addressed, 6)
     rows = Addressed.objects.using(server.alias)
     rows.filter(seq=leased).update(lease_token=uuid.uuid4(), lease_expires=Now() + timedelta(hours=1))
     rows.filter(seq=held_back).update(lease_expires=Now() + timedelta(hours=1))
     rows.filter(seq=expired).update(expires=Now() - timedelta(hours=1))
-    rows.filter(seq=addressed).update(recipient="somebody")
-    other = server.another()
-    with server.rolled_back(other):
-        assert server.sql(Addressed).failures.lock(other, locked, None, 1000) is not None
+    rows.filter(seq=addressed).update(recipient="a.consumer")
+    second_session = server.another()
+    with server.rolled_back(second_session):
+        assert server.sql(Addressed).failures.lock(second_session, locked, None, 1000) is not None
         with transaction.atomic(using=server.alias):
             replaced = server.sql(Addressed).fanout.replace_by_copies(
                 server.connection, [free, leased, locked, expired, held_back, addressed], ["one", "two"]
             )
 
     assert replaced == 1
-    assert recipients(server, Addressed) == ["", "", "", "", "somebody", "one", "two"]
+    assert recipients(server, Addressed) == ["", "", "", "", "a.consumer", "one", "two"]
 
 
 def test_copies_of_a_consumer_are_another_ones_or_nobodys(server: Server) -> None:
@@ -177,8 +177,8 @@ def test_of_two_that_replace_at_once_one_does(server: Server) -> None:
             start.wait(DEADLINE)
             for first in range(0, 200, 20):
                 with transaction.atomic(using=server.alias):
-                    some = seqs[first : first + 20]
-                    counts.append(server.sql(Addressed).fanout.replace_by_copies(connection, some, ["one", "two"]))
+                    seq = seqs[first : first + 20]
+                    counts.append(server.sql(Addressed).fanout.replace_by_copies(connection, seq, ["one", "two"]))
         finally:
             connection.close()
 

@@ -41,7 +41,7 @@ def test_max_backlog_is_never_exceeded_by_16_claimers(server: Server, queue: Any
             while not done.is_set():
                 token = new_id()
                 got = sql.limits.claim_within(connection, ranges, 1 + number % 5, token, owner, 60_000, cap)
-                out = sum(one.messages for one in sql.limits.leases(connection))
+                out = sum(lease.messages for lease in sql.limits.leases(connection))
                 with lock:
                     seen[0] = max(seen[0], out)
                 if got.rows and sql.acks.ack(connection, [row[SEQ] for row in got.rows], token) != len(got.rows):
@@ -63,7 +63,7 @@ def test_max_backlog_is_never_exceeded_by_16_claimers(server: Server, queue: Any
     assert 1 < seen[0] <= cap
 
 
-def test_max_backlog_limits_a_claim_and_says_that_it_did(server: Server) -> None:
+def test_max_backlog_limits_a_claim_and_states_that_it_did(server: Server) -> None:
     fill(Capped, 10, server.alias)
     connection = connections[server.alias]
     sql = queue_sql(Capped, connection)
@@ -73,12 +73,12 @@ def test_max_backlog_limits_a_claim_and_says_that_it_did(server: Server) -> None
     second = sql.limits.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
     third = sql.limits.claim_within(connection, ALL, 3, token, owner, 60_000, 5)
 
-    assert [(len(one.rows), one.at_limit) for one in (first, second)] == [(3, False), (2, True)]
+    assert [(len(item.rows), item.at_limit) for item in (first, second)] == [(3, False), (2, True)]
     assert third.rows == []
     assert sql.limits.leases(connection) == [(owner, token, 5)]
 
 
-def test_max_backlog_does_not_count_a_lapsed_lease_and_does_not_revive_it(server: Server) -> None:
+def test_max_backlog_does_not_count_an_expired_lease_and_does_not_revive_it(server: Server) -> None:
     fill(Capped, 2, server.alias)
     connection = connections[server.alias]
     sql = queue_sql(Capped, connection)
@@ -91,7 +91,7 @@ def test_max_backlog_does_not_count_a_lapsed_lease_and_does_not_revive_it(server
     assert sql.acks.extend(connection, [row[SEQ]], token, 60_000) == []
     with transaction.atomic(using=server.alias):
         assert sql.acks.renew(connection, [row[SEQ]], token, 60_000, 1000) == []
-    assert sum(one.messages for one in sql.limits.leases(connection)) == 1
+    assert sum(lease.messages for lease in sql.limits.leases(connection)) == 1
 
 
 def test_max_backlog_in_the_callers_transaction_locks_the_queue_until_its_end(server: Server) -> None:
@@ -99,12 +99,12 @@ def test_max_backlog_in_the_callers_transaction_locks_the_queue_until_its_end(se
     sql = queue_sql(Capped, connections[server.alias])
     got: list[int] = []
 
-    def other() -> None:
+    def later_claimer() -> None:
         connection = connections[server.alias]
         got.append(len(sql.limits.claim_within(connection, ALL, 4, new_id(), new_id(), 60_000, 3).rows))
         connection.close()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=later_claimer)
     with transaction.atomic(using=server.alias):
         assert len(sql.limits.claim_within(connections[server.alias], ALL, 2, new_id(), new_id(), 60_000, 3).rows) == 2
         thread.start()
@@ -190,7 +190,7 @@ def test_permits_are_places_of_the_queue_that_a_transaction_frees(server: Server
     sql = queue_sql(CappedTransactional, connections[server.alias])
     free, taken, release = [0], threading.Event(), threading.Event()
 
-    def other() -> None:
+    def later_claimer() -> None:
         connection = connections[server.alias]
         with transaction.atomic(using=server.alias):
             free[0] = sql.limits.take_permits(connection, 3, 2)
@@ -198,7 +198,7 @@ def test_permits_are_places_of_the_queue_that_a_transaction_frees(server: Server
             release.wait(30)
         connection.close()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=later_claimer)
     thread.start()
     assert taken.wait(30)
     with transaction.atomic(using=server.alias):
@@ -214,38 +214,38 @@ def test_what_is_shared_out_is_taken_up_by_its_subscriber_once(server: Server) -
     fill(InTurns, 4, server.alias)
     connection = connections[server.alias]
     sql = queue_sql(InTurns, connection)
-    one, other = new_id(), new_id()
+    first, second = new_id(), new_id()
     with transaction.atomic(using=server.alias):
         sql.limits.lock(connection)
         heads = sql.limits.lock_heads(connection, ALL, 10, bodies=True)
-        sql.limits.share_out(connection, [row[SEQ] for row in heads], [one, other, one, other], 60_000)
+        sql.limits.share_out(connection, [row[SEQ] for row in heads], [first, second, first, second], 60_000)
     seqs = [row[SEQ] for row in heads]
 
-    assert sql.limits.count_shared_out(connection, one) == 2
+    assert sql.limits.count_shared_out(connection, first) == 2
     token = uuid.uuid4()
-    taken = sql.limits.take_up(connection, one, 1, token, 60_000) + sql.limits.take_up(
-        connection, one, 5, token, 60_000
+    taken = sql.limits.take_up(connection, first, 1, token, 60_000) + sql.limits.take_up(
+        connection, first, 5, token, 60_000
     )
 
     assert [row[SEQ] for row in taken] == [seqs[0], seqs[2]]
     assert [row[4] for row in taken] == [1, 1]  # counted as deliveries now
-    assert sql.limits.take_up(connection, one, 5, token, 60_000) == []
+    assert sql.limits.take_up(connection, first, 5, token, 60_000) == []
     assert sql.acks.ack(connection, [seqs[0], seqs[2]], token) == 2
 
 
 @pytest.mark.parametrize("leasing", [SUBLET, STRICT, FENCED])
 def test_what_is_shared_out_and_not_taken_up_is_not_given_back_by_name(server: Server, leasing: str) -> None:
-    """It is in nobody's hands: there is no delivery to cancel, and no cancel to count."""
+    """It has no owner: there is no delivery to cancel, and no cancel to count."""
     fill(InTurns, 2, server.alias)
-    connection, one = connections[server.alias], new_id()
+    connection, item = connections[server.alias], new_id()
     sql = queue_sql(InTurns, connection)
     with transaction.atomic(using=server.alias):
         seqs = [row[SEQ] for row in sql.limits.lock_heads(connection, ALL, 2, bodies=False)]
-        sql.limits.share_out(connection, seqs, [one, one], 60_000)
-    holder = LeaseHolder(leasing, one)
+        sql.limits.share_out(connection, seqs, [item, item], 60_000)
+    holder = LeaseHolder(leasing, item)
     assert sql.ack_by_seq.cancel(connection, seqs, holder, NO_LIMITS) == []
     assert sql.ack_by_seq.extend(connection, seqs, holder, 1_000) == []
     token = new_id()
-    (taken,) = sql.limits.take_up(connection, one, 1, token, 60_000)
+    (taken,) = sql.limits.take_up(connection, item, 1, token, 60_000)
     assert sql.ack_by_seq.cancel(connection, seqs, LeaseHolder(leasing, token), NO_LIMITS) == [taken[SEQ]]
     assert list(InTurns.objects.using(server.alias).order_by("seq").values_list("cancels", flat=True)) == [1, 0]

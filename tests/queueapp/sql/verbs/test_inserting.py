@@ -97,8 +97,8 @@ def test_expiry_may_be_a_century_away(server: Server, store: Any) -> None:
     store(server.sql(Leased), server.connection, outgoing(expires_ms=int(century / timedelta(milliseconds=1))))
 
     (stored,) = server.rows(Leased)
-    left = stored.expires - server.backend.now(server.connection)
-    assert century - timedelta(minutes=1) < left <= century
+    remaining = stored.expires - server.backend.now(server.connection)
+    assert century - timedelta(minutes=1) < remaining <= century
 
 
 def test_many_keep_the_order_in_which_they_were_sent(server: Server) -> None:
@@ -146,12 +146,12 @@ def test_nothing_to_send_is_no_statement(server: Server) -> None:
 
 @both_ways
 def test_rollback_of_the_caller_takes_them_back(server: Server, store: Any) -> None:
-    other = server.another()
-    sql = queue_sql(Leased, other)
+    second_session = server.another()
+    sql = queue_sql(Leased, second_session)
 
-    with server.rolled_back(other):
-        store(sql, other, outgoing())
-        assert sql.claims.peek(other, ALL, (), 10).ahead == 1
+    with server.rolled_back(second_session):
+        store(sql, second_session, outgoing())
+        assert sql.claims.peek(second_session, ALL, (), 10).ahead == 1
 
     assert server.rows(Leased) == []
 
@@ -172,9 +172,9 @@ def test_many_that_fail_half_way_leave_nothing(server: Server) -> None:
             yield outgoing()
         raise ZeroDivisionError
 
-    other = server.another()
-    with pytest.raises(ZeroDivisionError), server.transaction(other):
-        queue_sql(Leased, other).inserts.insert_many(other, messages())
+    second_session = server.another()
+    with pytest.raises(ZeroDivisionError), server.transaction(second_session):
+        queue_sql(Leased, second_session).inserts.insert_many(second_session, messages())
 
     assert server.rows(Leased) == []
 

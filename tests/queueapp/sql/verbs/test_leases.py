@@ -36,7 +36,7 @@ def test_ack_of_a_message_that_is_not_leased_removes_nothing(server: Server) -> 
     assert server.seqs(Leased) == [seq for seq in seqs if seq not in leased]
 
 
-def test_ack_after_the_lease_lapsed_counts_while_nobody_took_the_message(server: Server) -> None:
+def test_ack_after_the_lease_expired_counts_while_the_message_was_not_taken_over(server: Server) -> None:
     (seq,) = server.put(Leased)
     token, _ = server.lease(Leased, lease_ms=1)
     server.passed(lambda: server.row(Leased, seq).lease_expires)
@@ -44,7 +44,7 @@ def test_ack_after_the_lease_lapsed_counts_while_nobody_took_the_message(server:
     assert server.sql(Leased).acks.ack(server.connection, [seq], token) == 1
 
 
-def test_ack_of_a_lease_that_somebody_else_has_now_is_refused(server: Server) -> None:
+def test_ack_of_a_lease_that_another_owner_has_now_is_refused(server: Server) -> None:
     (seq,) = server.put(Leased)
     stale, _ = server.lease(Leased, lease_ms=1)
     server.passed(lambda: server.row(Leased, seq).lease_expires)
@@ -107,15 +107,15 @@ def test_message_that_was_given_back_keeps_its_place(server: Server) -> None:
     assert server.lease(Leased, 1)[1] == seqs[:1]
 
 
-def test_extend_lengthens_what_is_still_ours_and_says_which(server: Server) -> None:
+def test_extend_lengthens_what_is_still_ours_and_states_which(server: Server) -> None:
     seqs = server.put(Leased, 4)
     token, leased = server.lease(Leased, 3, lease_ms=60_000)
     server.sql(Leased).acks.ack(server.connection, leased[:1], token)
 
     assert server.sql(Leased).acks.extend(server.connection, seqs, token, 3_600_000) == leased[1:]
 
-    left = server.row(Leased, leased[1]).lease_expires - server.backend.now(server.connection)
-    assert timedelta(minutes=59) < left <= timedelta(hours=1)
+    remaining = server.row(Leased, leased[1]).lease_expires - server.backend.now(server.connection)
+    assert timedelta(minutes=59) < remaining <= timedelta(hours=1)
     assert server.row(Leased, seqs[3]).lease_expires is None
 
 
@@ -130,13 +130,13 @@ def test_extend_may_shorten(server: Server) -> None:
 
 def test_two_tokens_end_their_own_at_the_same_time(server: Server) -> None:
     seqs = server.put(Leased, 4)
-    first, one = server.lease(Leased, 2)
+    first, item = server.lease(Leased, 2)
     second, two = server.lease(Leased, 2)
     a, b = server.another(), server.another()
 
     with server.transaction(a), server.transaction(b):
-        assert queue_sql(Leased, a).acks.ack(a, one, first) == 2
+        assert queue_sql(Leased, a).acks.ack(a, item, first) == 2
         assert queue_sql(Leased, b).acks.ack(b, two, second) == 2
 
-    assert one + two == seqs
+    assert item + two == seqs
     assert server.seqs(Leased) == []

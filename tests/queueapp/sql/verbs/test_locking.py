@@ -1,4 +1,4 @@
-"""After a failure: one message is locked, read whole, and its verdict written, whoever else wants it."""
+"""After a failure: one message is locked, read whole, and its verdict written, whatever else wants it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_lock_reads_the_whole_message(server: Server) -> None:
     )  # fmt: skip
     token, _ = server.lease(AddressedUrgent, ranges=levels(3, ("me",)))
     stored = server.row(AddressedUrgent, seq)
-    other = server.another()
+    second_session = server.another()
 
-    with server.transaction(other):
-        row = queue_sql(AddressedUrgent, other).failures.lock(other, seq, token, 1_000)
+    with server.transaction(second_session):
+        row = queue_sql(AddressedUrgent, second_session).failures.lock(second_session, seq, token, 1_000)
 
     assert row == Row(
         seq, stored.id, '{"a": "ß🚀"}', b"\0\xff", deliveries=1, expires=stored.expires, recipient="me", priority=2,
@@ -51,13 +51,13 @@ def test_lock_reads_the_whole_message(server: Server) -> None:
 def test_lock_of_a_message_that_is_gone_or_not_ours_is_none(server: Server) -> None:
     (seq,) = server.put(Leased)
     token, _ = server.lease(Leased)
-    other = server.another()
-    sql = queue_sql(Leased, other)
+    second_session = server.another()
+    sql = queue_sql(Leased, second_session)
 
-    with server.transaction(other):
-        assert sql.failures.lock(other, seq + 1, None, 1_000) is None
-        assert sql.failures.lock(other, seq, uuid.uuid4(), 1_000) is None
-        assert sql.failures.lock(other, seq, token, 1_000) is not None
+    with server.transaction(second_session):
+        assert sql.failures.lock(second_session, seq + 1, None, 1_000) is None
+        assert sql.failures.lock(second_session, seq, uuid.uuid4(), 1_000) is None
+        assert sql.failures.lock(second_session, seq, token, 1_000) is not None
 
 
 def test_lock_gives_up_after_its_time(server: Server) -> None:
@@ -83,10 +83,10 @@ def test_lock_waits_for_the_holder_and_then_sees_what_it_did(server: Server) -> 
     waiting = threading.Barrier(3)
 
     def wait_for(seq: int) -> None:
-        mine = server.another()
-        with server.transaction(mine):
+        session = server.another()
+        with server.transaction(session):
             waiting.wait()
-            found[seq] = lock(server, mine, seq)
+            found[seq] = lock(server, session, seq)
 
     threads = [threading.Thread(target=wait_for, args=(seq,)) for seq in (kept, removed)]
     with server.transaction(holder):
@@ -174,31 +174,33 @@ def test_remove_takes_messages_whatever_their_lease(server: Server) -> None:
 
 def test_lock_again_undoes_the_transaction_and_keeps_the_message(server: Server) -> None:
     seq, written = server.put(Transactional, 2)
-    mine, other = server.another(), server.another()
-    sql = queue_sql(Transactional, mine)
+    session, second_session = server.another(), server.another()
+    sql = queue_sql(Transactional, session)
 
-    with server.transaction(mine):
-        assert seqs_of(sql.claims.claim_by_delete(mine, ALL, 1)) == [seq]
-        assert sql.failures.remove(mine, [written]) == 1
-        row = sql.failures.rollback_and_lock(mine, seq, 1_000)
+    with server.transaction(session):
+        assert seqs_of(sql.claims.claim_by_delete(session, ALL, 1)) == [seq]
+        assert sql.failures.remove(session, [written]) == 1
+        row = sql.failures.rollback_and_lock(session, seq, 1_000)
         assert row is not None
         assert row.seq == seq
         with within():
-            assert seqs_of(queue_sql(Transactional, other).claims.claim_by_delete(other, ALL, 5)) == [written]
-        assert sql.failures.requeue(mine, seq, deliveries=1, cancels=0, failures="[1]") == 1
+            assert seqs_of(queue_sql(Transactional, second_session).claims.claim_by_delete(second_session, ALL, 5)) == [
+                written
+            ]
+        assert sql.failures.requeue(session, seq, deliveries=1, cancels=0, failures="[1]") == 1
 
     assert [(row.seq, row.deliveries, row.failures) for row in server.rows(Transactional)] == [(seq, 1, "[1]")]
 
 
 def test_lock_again_can_be_rolled_back_like_any_transaction(server: Server) -> None:
     (seq,) = server.put(Transactional)
-    mine = server.another()
-    sql = queue_sql(Transactional, mine)
+    session = server.another()
+    sql = queue_sql(Transactional, session)
 
-    with server.rolled_back(mine):
-        sql.claims.claim_by_delete(mine, ALL, 1)
-        sql.failures.rollback_and_lock(mine, seq, 1_000)
-        sql.failures.requeue(mine, seq, deliveries=9, cancels=0, failures=None)
+    with server.rolled_back(session):
+        sql.claims.claim_by_delete(session, ALL, 1)
+        sql.failures.rollback_and_lock(session, seq, 1_000)
+        sql.failures.requeue(session, seq, deliveries=9, cancels=0, failures=None)
 
     assert server.row(Transactional, seq).deliveries == 0
     with within():
@@ -207,39 +209,39 @@ def test_lock_again_can_be_rolled_back_like_any_transaction(server: Server) -> N
 
 def test_lock_again_works_in_a_transaction_that_failed(server: Server) -> None:
     (seq,) = server.put(Transactional)
-    mine = server.another()
-    sql = queue_sql(Transactional, mine)
+    session = server.another()
+    sql = queue_sql(Transactional, session)
 
-    with server.transaction(mine):
-        sql.claims.claim_by_delete(mine, ALL, 1)
-        with pytest.raises(Error), mine.cursor() as cursor:
+    with server.transaction(session):
+        sql.claims.claim_by_delete(session, ALL, 1)
+        with pytest.raises(Error), session.cursor() as cursor:
             cursor.execute("SELECT * FROM no_such_table_at_all")
-        mine.needs_rollback = True  # what an inner atomic block says when it failed
-        row = sql.failures.rollback_and_lock(mine, seq, 1_000)
-        mine.needs_rollback = False
+        session.needs_rollback = True  # what an inner atomic block says when it failed
+        row = sql.failures.rollback_and_lock(session, seq, 1_000)
+        session.needs_rollback = False
         assert row is not None
-        assert sql.failures.remove(mine, [seq]) == 1
+        assert sql.failures.remove(session, [seq]) == 1
 
     assert server.seqs(Transactional) == []
 
 
-def test_lock_again_of_a_message_that_somebody_took_is_none(server: Server) -> None:
+def test_lock_again_of_a_message_that_was_taken_is_none(server: Server) -> None:
     (seq,) = server.put(Transactional)
-    mine = server.another()
+    session = server.another()
 
-    with server.transaction(mine):
-        assert queue_sql(Transactional, mine).failures.rollback_and_lock(mine, seq + 1, 1_000) is None
+    with server.transaction(session):
+        assert queue_sql(Transactional, session).failures.rollback_and_lock(session, seq + 1, 1_000) is None
 
 
 def test_lock_again_gives_up_after_its_time(server: Server) -> None:
     (seq,) = server.put(Transactional)
-    holder, mine = server.another(), server.another()
-    before = wait_setting(server, mine)
+    holder, session = server.another(), server.another()
+    before = wait_setting(server, session)
 
     with server.transaction(holder):
         lock(server, holder, seq)
-        with pytest.raises(Error) as raised, server.transaction(mine):
-            queue_sql(Transactional, mine).failures.rollback_and_lock(mine, seq, 200)
+        with pytest.raises(Error) as raised, server.transaction(session):
+            queue_sql(Transactional, session).failures.rollback_and_lock(session, seq, 200)
 
     assert server.kind_of(raised.value) == "locked"
-    assert wait_setting(server, mine) == before
+    assert wait_setting(server, session) == before

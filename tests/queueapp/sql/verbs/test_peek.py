@@ -46,7 +46,7 @@ def test_gaps_are_not_messages(server: Server, queue: Any) -> None:
 
 
 @every_shape
-def test_rescan_window_ends_after_so_many_rows_that_nobody_may_take(
+def test_rescan_window_ends_after_so_many_rows_that_cannot_be_taken(
     server: Server, queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (postgresql_claims, sqlserver_claims):
@@ -101,9 +101,9 @@ def test_what_an_open_transaction_has_taken_does_not_count(
             seen = peek(server, queue)
             rescan = peek(server, queue, ahead=[], behind=EVERYWHERE[queue])
 
-    others = [seq for n, seq in enumerate(seqs) if n != in_flight]
-    assert seen == PeekResult(count - 1, 0, others[0] if others else 0)
-    assert rescan == PeekResult(0, count - 1, others[0] if others else 0)
+    rest = [seq for n, seq in enumerate(seqs) if n != in_flight]
+    assert seen == PeekResult(count - 1, 0, rest[0] if rest else 0)
+    assert rescan == PeekResult(0, count - 1, rest[0] if rest else 0)
 
 
 @every_shape
@@ -133,11 +133,11 @@ def test_message_that_is_not_committed_does_not_count(server: Server, queue: Any
 def test_leased_and_expired_messages_do_not_count(server: Server, queue: Any) -> None:
     (gone,) = server.put(queue, expires_ms=1)
     (leased,) = server.put(queue, 1)
-    left = server.put(queue, 2)
+    remaining = server.put(queue, 2)
     server.passed(lambda: server.row(queue, gone).expires)
     assert server.lease(queue, 1, ranges=EVERYWHERE[queue])[1] == [leased]
 
-    assert peek(server, queue) == PeekResult(2, 0, left[0])
+    assert peek(server, queue) == PeekResult(2, 0, remaining[0])
 
 
 @every_shape
@@ -175,9 +175,9 @@ def test_limit_holds_over_all_levels_together(server: Server) -> None:
 
 def test_levels_and_recipients_that_are_not_asked_for_do_not_count(server: Server) -> None:
     server.put(AddressedUrgent, 2, recipient="you", priority=1)
-    mine = server.put(AddressedUrgent, 1, recipient="me", priority=1)
+    first = server.put(AddressedUrgent, 1, recipient="me", priority=1)
 
-    assert peek(server, AddressedUrgent, ahead=[SeqRange(recipient="me", priority=1)]) == PeekResult(1, 0, mine[0])
+    assert peek(server, AddressedUrgent, ahead=[SeqRange(recipient="me", priority=1)]) == PeekResult(1, 0, first[0])
     assert peek(server, AddressedUrgent, ahead=[SeqRange(recipient="me", priority=2)]) == PeekResult(0, 0, 0)
 
 

@@ -14,7 +14,7 @@ from tests.testapp.models import AddressedUrgent
 
 RANGES = levels(3)
 OWNER = uuid.uuid4()
-#: Each in an open transaction of its own, with what of ten messages, every other one leased by somebody, it takes.
+#: Each in an open transaction of its own, with what of ten messages, every other one leased by another owner, it takes.
 VERBS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "lease": (lambda sql, c: sql.claims.claim_by_lease(c, RANGES, 4, uuid.uuid4(), uuid.uuid4(), 60_000), 4),
     "delete": (lambda sql, c: sql.claims.claim_by_delete(c, RANGES, 4), 4),
@@ -31,12 +31,12 @@ def test_what_is_passed_by_is_not_locked(server: Server, verb: str) -> None:
     seqs = server.put(AddressedUrgent, 10, priority=1)
     held = []
     for seq in seqs[::2]:
-        at = [one._replace(low=seq, high=seq) for one in RANGES]
+        at = [item._replace(low=seq, high=seq) for item in RANGES]
         held.append(server.lease(AddressedUrgent, 1, ranges=at))
 
-    other = server.another()
-    with server.rolled_back(other):
-        took = run(queue_sql(AddressedUrgent, other), other)
+    second_session = server.another()
+    with server.rolled_back(second_session):
+        took = run(queue_sql(AddressedUrgent, second_session), second_session)
         assert (len(took) if isinstance(took, list) else took) == expected
         with within():
             for token, leased in held:
@@ -45,7 +45,7 @@ def test_what_is_passed_by_is_not_locked(server: Server, verb: str) -> None:
     assert server.seqs(AddressedUrgent) == seqs[1::2]
 
 
-def test_purge_goes_on_beyond_what_somebody_has_locked(server: Server) -> None:
+def test_purge_continues_past_locked_rows(server: Server) -> None:
     seqs = server.put(AddressedUrgent, 6)
     holder = server.another()
     with server.rolled_back(holder):

@@ -78,8 +78,8 @@ def test_due_at_a_time_is_that_time_whatever_its_zone(server: Server, due: datet
 def test_due_may_be_a_century_away(server: Server) -> None:
     century = timedelta(days=36_500)
     row = stored(server, delay(server, int(century / timedelta(milliseconds=1)), expires_ms=60_000))
-    left = row.due - server.backend.now(server.connection)
-    assert century - timedelta(minutes=1) < left <= century
+    remaining = row.due - server.backend.now(server.connection)
+    assert century - timedelta(minutes=1) < remaining <= century
 
 
 def test_due_messages_are_locked_in_due_order_and_the_others_are_not(server: Server) -> None:
@@ -87,23 +87,23 @@ def test_due_messages_are_locked_in_due_order_and_the_others_are_not(server: Ser
     later, latest = delay(server, 3_600_000), delay(server, now + timedelta(hours=2))
     third, first, second = (delay(server, now - timedelta(seconds=n)) for n in (1, 30, 20))
     elsewhere = delay(server, now - timedelta(seconds=40), to="another.Queue")
-    other = server.another()
+    second_session = server.another()
 
-    with server.transaction(other):
-        assert server.backend.delayed.lock_due(other, DELAYED, LABEL, 2) == [first, second]
-        assert server.backend.delayed.lock_due(other, DELAYED, LABEL, 10) == [first, second, third]
-        assert server.backend.delayed.lock_due(other, DELAYED, "another.Queue", 10) == [elsewhere]
-        assert server.backend.delayed.lock_due(other, DELAYED, "nobody's", 10) == []
+    with server.transaction(second_session):
+        assert server.backend.delayed.lock_due(second_session, DELAYED, LABEL, 2) == [first, second]
+        assert server.backend.delayed.lock_due(second_session, DELAYED, LABEL, 10) == [first, second, third]
+        assert server.backend.delayed.lock_due(second_session, DELAYED, "another.Queue", 10) == [elsewhere]
+        assert server.backend.delayed.lock_due(second_session, DELAYED, "no-queue's", 10) == []
 
     assert {later, latest} & {first, second, third} == set()
 
 
 def test_two_dispatchers_share_the_work_without_waiting(server: Server) -> None:
     numbers = [delay(server, server.backend.now(server.connection) - timedelta(seconds=9 - n)) for n in range(4)]
-    one, two = server.another(), server.another()
+    item, two = server.another(), server.another()
 
-    with server.transaction(one), server.transaction(two):
-        first = server.backend.delayed.lock_due(one, DELAYED, LABEL, 3)
+    with server.transaction(item), server.transaction(two):
+        first = server.backend.delayed.lock_due(item, DELAYED, LABEL, 3)
         with within():
             second = server.backend.delayed.lock_due(two, DELAYED, LABEL, 3)
             assert server.backend.delayed.first_due(two, DELAYED, [LABEL])
@@ -122,16 +122,16 @@ def test_first_due_of_each_destination_counts_from_the_databases_now(server: Ser
 
     delay(server, server.backend.now(server.connection) - timedelta(seconds=100))
     delay(server, server.backend.now(server.connection) - timedelta(seconds=900), to="Zoë's.Queue")
-    found = first(LABEL, "Zoë's.Queue", "nobody's")
+    found = first(LABEL, "Zoë's.Queue", "no-queue's")
     assert list(found) == ["Zoë's.Queue", LABEL], "the earliest first, and those without a message not at all"
     assert -200_000 < found[LABEL] <= -100_000
     assert -1_000_000 < found["Zoë's.Queue"] <= -900_000
-    assert first("nobody's") == {}
+    assert first("no-queue's") == {}
     assert first() == {}
 
 
 def test_messages_for_others_are_not_even_read(server: Server) -> None:
-    """However many are due for queues that nobody here knows: they are behind, or before, in the index."""
+    """However many are due for unknown queues: they are behind, or before, in the index."""
     if server.vendor != "postgresql":
         pytest.skip("plans are read on PostgreSQL")
     server.run(
@@ -141,12 +141,12 @@ def test_messages_for_others_are_not_even_read(server: Server) -> None:
     delay(server, 3_600_000)
     due = [delay(server, 0) for _ in range(3)]
     server.run(f"ANALYZE {DELAYED.db_table}")
-    other = server.another()
+    second_session = server.another()
 
-    with server.rolled_back(other):
-        assert server.backend.delayed.lock_due(other, DELAYED, LABEL, 100) == due
+    with server.rolled_back(second_session):
+        assert server.backend.delayed.lock_due(second_session, DELAYED, LABEL, 100) == due
         before = _rows_read(server)
-        server.backend.delayed.first_due(server.connection, DELAYED, [LABEL, "nobody's"])
+        server.backend.delayed.first_due(server.connection, DELAYED, [LABEL, "no-queue's"])
         server.backend.delayed.lock_due(server.connection, DELAYED, LABEL, 100)
         assert _rows_read(server) - before < 20
 
@@ -202,11 +202,11 @@ def test_due_messages_move_into_their_queue_in_due_order(server: Server) -> None
 
 def test_move_is_undone_with_the_callers_transaction(server: Server) -> None:
     number = delay(server, 0)
-    other = server.another()
+    second_session = server.another()
 
-    with server.rolled_back(other):
-        assert queue_sql(Leased, other).inserts.insert_from(other, DELAYED, [number]) == 1
-        assert server.backend.delayed.delete(other, DELAYED, [number]) == 1
+    with server.rolled_back(second_session):
+        assert queue_sql(Leased, second_session).inserts.insert_from(second_session, DELAYED, [number]) == 1
+        assert server.backend.delayed.delete(second_session, DELAYED, [number]) == 1
 
     assert server.seqs(Leased) == []
     assert stored(server, number).number == number
@@ -248,11 +248,11 @@ def test_clock_is_aware_and_goes_on(server: Server) -> None:
 
 
 def test_clock_does_not_stand_still_in_a_transaction(server: Server) -> None:
-    other = server.another()
-    with server.transaction(other):
-        first = server.backend.now(other)
+    second_session = server.another()
+    with server.transaction(second_session):
+        first = server.backend.now(second_session)
         server.passed(lambda: first)
-        assert server.backend.now(other) > first
+        assert server.backend.now(second_session) > first
 
 
 def test_estimate_of_a_table_is_a_number_and_of_none_is_zero(server: Server) -> None:

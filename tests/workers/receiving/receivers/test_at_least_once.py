@@ -63,7 +63,7 @@ def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
         def popleft(self) -> Any:
             taken = super().popleft()
             if isinstance(taken, tuple):  # a message that waited; else one that is done
-                one.batch.expires = monotonic()  # it is high time
+                item.batch.expires = monotonic()  # it is high time
                 before = Leased.objects.get(seq=taken[0]).lease_expires
                 renewals._round()
                 assert Leased.objects.get(seq=taken[0]).lease_expires > before, "it was missed"
@@ -72,10 +72,10 @@ def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
 
     monkeypatch.setattr(at_least_once, "deque", Watched)
     seqs = send(3)
-    one = receiver(lambda message, context: None)
-    renewals = LeaseRenewer("default", [one.pump])
+    item = receiver(lambda message, context: None)
+    renewals = LeaseRenewer("default", [item.pump])
 
-    assert one.receive(3) == 3
+    assert item.receive(3) == 3
 
     assert renewed == seqs
     assert not Leased.objects.exists()
@@ -116,12 +116,12 @@ def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_h
     class Taken(deque[Any]):
         def popleft(self) -> Any:
             if len(self) == 1 and isinstance(self[0], tuple):
-                one.task.sql.acks.release(connection, one.batch.take_waiting(), one.batch.token, cancelled=False)
+                item.task.sql.acks.release(connection, item.batch.take_waiting(), item.batch.token, cancelled=False)
             return super().popleft()
 
     monkeypatch.setattr(at_least_once, "deque", Taken)
     seqs = send(2)
-    one = receiver(lambda message, context: handled.append(context.seq))
+    item = receiver(lambda message, context: handled.append(context.seq))
     really = at_least_once.BatchSizer.observe
 
     def observe(self: Any, count: int, seconds: float, *, full: bool = True) -> None:
@@ -130,7 +130,7 @@ def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_h
 
     monkeypatch.setattr(at_least_once.BatchSizer, "observe", observe)
 
-    one.receive(2)
+    item.receive(2)
 
     assert handled == seqs[:1]
     assert observed == [1], "and it is not counted as handled"
@@ -144,18 +144,18 @@ def test_of_what_waits_each_is_taken_by_one_of_two_that_take_at_once() -> None:
     """The other one is faster: what was seen to wait is gone."""
     rows: Any = [(seq, b"", "{}", None, 1) for seq in (1, 2, 3)]
     batch = LeasedBatch(object(), 0.0, ())  # type: ignore[arg-type]
-    others: list[int] = []
+    rest: list[int] = []
 
     class Shared(deque[Any]):
         def pop(self) -> Any:  # type: ignore[override]
             if len(self) == 2:
-                others.extend(self.popleft()[0] for _ in range(2))
+                rest.extend(self.popleft()[0] for _ in range(2))
             return super().pop()
 
     batch.waiting = Shared(rows)
 
     assert batch.take_waiting() == [3]
-    assert others == [1, 2]
+    assert rest == [1, 2]
 
 
 @real_commits
@@ -170,7 +170,7 @@ def test_what_is_taken_out_of_a_batch_is_in_the_order_of_the_queue() -> None:
     assert batch.take_done() == [5, 6, 7]
 
 
-def until_lapsed(context: Context) -> None:
+def until_expired(context: Context) -> None:
     """Take longer than the lease, by the database's clock and by the worker's."""
     expires = Leased.objects.get(seq=context.seq).lease_expires
     assert expires is not None
@@ -180,7 +180,7 @@ def until_lapsed(context: Context) -> None:
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize("target", [0.001, 10], ids=["a slow handler", "a fast one"])
-def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
+def test_messages_that_wait_when_the_lease_expires_are_not_handled_beside_their_next_owner(
     receiver: Callable[..., SingleReceiver], caplog: pytest.LogCaptureFixture, target: float
 ) -> None:
     """Slow or fast is a matter of BATCH_TARGET: whether it would have looked at the clock at all."""
@@ -190,26 +190,26 @@ def test_what_waits_when_the_lease_lapses_is_not_handled_beside_its_next_owner(
     def act(message: Nop, context: Context) -> None:
         calls.append(message.number)
         if message.number == 1:
-            until_lapsed(context)
-            with Leased.receive(10) as others:
-                for other in others:
-                    taken.append(other.body["number"])
-                    other.ack()
+            until_expired(context)
+            with Leased.receive(10) as rest:
+                for second_message in rest:
+                    taken.append(second_message.body["number"])
+                    second_message.ack()
 
     send(4)
-    one = receiver(act, lease_ms=1_000, BATCH_TARGET=target)
+    item = receiver(act, lease_ms=1_000, BATCH_TARGET=target)
 
-    one.receive(4)
+    item.receive(4)
 
     assert taken == [1, 2, 3, 4]
     assert calls == [1]
-    assert one.pump.stats.lost == 4
+    assert item.pump.stats.lost == 4
     assert "the lease of 3 waiting messages expired" in caplog.text
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_uncounted(
+def test_messages_that_wait_when_the_lease_expires_without_another_owner_are_released_uncounted(
     receiver: Callable[..., SingleReceiver],
 ) -> None:
     calls: list[int] = []
@@ -217,17 +217,17 @@ def test_what_waits_when_the_lease_lapses_and_has_no_other_owner_is_given_back_u
     def act(message: Nop, context: Context) -> None:
         calls.append(message.number)
         if message.number == 1:
-            until_lapsed(context)
+            until_expired(context)
 
     seqs = send(3)
-    one = receiver(act, lease_ms=1_000)
+    item = receiver(act, lease_ms=1_000)
 
-    one.receive(3)
+    item.receive(3)
 
     assert calls == [1]
     rows = Leased.objects.order_by("seq").values_list("seq", "deliveries", "lease_token")
     assert list(rows) == [(seqs[1], 0, None), (seqs[2], 0, None)]
-    assert one.pump.stats.lost == 0
+    assert item.pump.stats.lost == 0
 
 
 @real_commits
@@ -243,16 +243,16 @@ def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
             raise ValueError(message.number)
 
     seqs = send(3)
-    one = receiver(act)
+    item = receiver(act)
     recover = outcomes.recover
 
     def recording(*given: Any) -> None:
-        covered.append(one.batch.leased())
+        covered.append(item.batch.leased())
         recover(*given)
 
     monkeypatch.setattr(outcomes, "recover", recording)
 
-    one.receive(3)
+    item.receive(3)
 
     assert covered == [set(seqs[1:]), set(seqs[1:])]
 
@@ -267,12 +267,12 @@ def test_only_a_lease_that_its_handler_has_shortened_is_renewed_out_of_turn(
     def act(message: Nop, context: Context) -> None:
         for period in (None, timedelta(minutes=10), timedelta(seconds=5), timedelta(seconds=4)):
             context.extend(period)
-            found.append(set(one.batch.renew_again))
+            found.append(set(item.batch.renew_again))
 
     (seq,) = send(1)
-    one = receiver(act, lease_ms=5_000)
+    item = receiver(act, lease_ms=5_000)
 
-    one.receive(1)
+    item.receive(1)
 
     assert found == [set(), set(), set(), {seq}]
 
@@ -297,9 +297,9 @@ def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
 
     monkeypatch.setattr(at_least_once.AtLeastOnceReceiver, "flush", flushing)
     send(3)
-    one = receiver(act, BATCH_TARGET=0.5)
+    item = receiver(act, BATCH_TARGET=0.5)
 
-    one.receive(3)
+    item.receive(3)
 
     assert len(flushed) == 1
 
@@ -307,7 +307,7 @@ def test_a_slow_handler_makes_those_after_it_end_their_messages_together_again(
 MESSAGES = 4
 
 
-#: What a handler may forget, and the frames of which nobody may let go meanwhile.
+#: What a handler may forget, and whose frames must stay meanwhile.
 kept: list[Any] = []
 
 
@@ -461,7 +461,7 @@ def receive(queue: Any, act: Callable[[Note], None]) -> list[tuple[int, Any]]:
 @pytest.mark.parametrize("queue", [Leased, AtMostOnce])
 @pytest.mark.parametrize("place", [1, 2, MESSAGES - 1])
 @pytest.mark.parametrize("abuse", RUDE)
-def test_what_is_left_behind_in_a_batch_is_noticed_and_mended(
+def test_what_is_left_behind_in_a_batch_is_noticed_and_restored(
     queue: Any, place: int, abuse: Callable[[], None]
 ) -> None:
     def act(message: Note) -> None:
@@ -546,10 +546,10 @@ def test_a_session_that_was_lost_at_an_ack_is_not_the_next_handlers_doing(monkey
     def handler(message: dict[str, int]) -> None:
         handled.append(message["number"])
         if len(handled) == 1:
-            other = connection.copy()
-            with other.cursor() as cursor:
+            second_connection = connection.copy()
+            with second_connection.cursor() as cursor:
                 cursor.execute("SELECT pg_terminate_backend(%s)", [connection.connection.info.backend_pid])
-            other.close()
+            second_connection.close()
 
     consumer(Leased, name="batch", attempts=1)(handler)
     Leased.send_many({"number": number} for number in range(MESSAGES))
@@ -567,7 +567,7 @@ class HeaderNote(msgspec.Struct):
     number: int = 0
 
 
-class Other(msgspec.Struct):
+class Unrelated(msgspec.Struct):
     number: int = 0
 
 
@@ -583,11 +583,15 @@ def put(queue: Any, *messages: tuple[str, bytes | None]) -> None:
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.parametrize("queue", [Leased, AtMostOnce])
-def test_each_body_is_read_by_what_its_own_message_says(queue: Any) -> None:
+def test_each_body_is_read_by_what_its_own_message_states(queue: Any) -> None:
     got: list[Any] = []
     consumer(queue, name="note", attempts=1)(_typed(HeaderNote, got))
-    consumer(queue, name="other", attempts=1)(_typed(Other, got))
-    note, other, raw = headers_of(HeaderNote), headers_of(Other), headers_of(HeaderNote, "application/octet-stream")
+    consumer(queue, name="other", attempts=1)(_typed(Unrelated, got))
+    note, second, raw = (
+        headers_of(HeaderNote),
+        headers_of(Unrelated),
+        headers_of(HeaderNote, "application/octet-stream"),
+    )
     put(
         queue,
         (note, b'{"number":1}'),
@@ -595,7 +599,7 @@ def test_each_body_is_read_by_what_its_own_message_says(queue: Any) -> None:
         (note, None),
         (note, b""),
         (note, b"null"),
-        (other, b'{"number":3}'),
+        (second, b'{"number":3}'),
         (note, b'{"number":4}'),
         (raw, b'{"number":7}'),
         (note, b'{"number":"5"}'),
@@ -605,7 +609,7 @@ def test_each_body_is_read_by_what_its_own_message_says(queue: Any) -> None:
 
     SingleReceiver(queue).receive(20)
 
-    assert got == [HeaderNote(1), HeaderNote(2), Other(3), HeaderNote(4), HeaderNote(7), HeaderNote(6)]
+    assert got == [HeaderNote(1), HeaderNote(2), Unrelated(3), HeaderNote(4), HeaderNote(7), HeaderNote(6)]
     assert (
         PoisonMessage.objects.count() == 5
     )  # two that are empty, null, a number that is a text, and headers that are none
@@ -632,7 +636,10 @@ def test_equal_headers_for_another_recipient_go_to_another_consumer() -> None:
 def test_unknown_ones_between_known_ones_stay_where_they_are(queue: Any) -> None:
     got: list[Any] = []
     consumer(queue, name="note")(_typed(HeaderNote, got))
-    put(queue, *((headers_of(Other if number % 2 else HeaderNote), b'{"number":%d}' % number) for number in range(6)))
+    put(
+        queue,
+        *((headers_of(Unrelated if number % 2 else HeaderNote), b'{"number":%d}' % number) for number in range(6)),
+    )
     receiver = SingleReceiver(queue)
 
     while receiver.receive(6):

@@ -40,7 +40,7 @@ def send(count: int) -> None:
     AtMostOnce.send_many(Nop(number, "") for number in range(count))
 
 
-def test_as_many_are_claimed_at_once_as_the_setting_says(settings: Any) -> None:
+def test_as_many_are_claimed_at_once_as_the_setting_states(settings: Any) -> None:
     settings.QUEUEAPP = {"AT_MOST_ONCE_BATCH": 7}
 
     assert SingleReceiver(AtMostOnce).task.size.limit == 7
@@ -58,26 +58,26 @@ def test_what_fails_is_kept_with_all_that_it_carried(handled: list[int]) -> None
     assert AtMostOnce.objects.count() == 2
 
 
-def test_with_one_that_nobody_knows_nothing_is_claimed_and_the_others_are_the_next_time(handled: list[int]) -> None:
+def test_with_a_message_of_unknown_type_nothing_is_claimed_and_the_others_are_the_next_time(handled: list[int]) -> None:
     AtMostOnce.send(Ping())
     AtMostOnce.send(Nop(1, ""))
-    one = SingleReceiver(AtMostOnce)
+    single_receiver = SingleReceiver(AtMostOnce)
 
-    assert one.receive(2) == 2
-    assert one.task.full, "the others are still to be claimed"
+    assert single_receiver.receive(2) == 2
+    assert single_receiver.task.full, "the others are still to be claimed"
     assert AtMostOnce.objects.count() == 2
-    one.receive(2)
+    single_receiver.receive(2)
 
     assert handled == [1]
     assert AtMostOnce.objects.count() == 1
-    assert one.pump.stats.skipped == 1
+    assert single_receiver.pump.stats.skipped == 1
 
 
 def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(
     handled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     AtMostOnce.send(Nop(1, ""))
-    one = SingleReceiver(AtMostOnce)
+    single_receiver = SingleReceiver(AtMostOnce)
 
     def lose(task: Any, rows: Any) -> Any:
         monkeypatch.undo()
@@ -85,8 +85,8 @@ def test_what_a_claim_that_was_rolled_back_had_taken_is_claimed_again(
 
     monkeypatch.setattr(outcomes, "not_for_this_process", lose)
     with pytest.raises(OperationalError):
-        one.receive(2)
-    one.receive(2)
+        single_receiver.receive(2)
+    single_receiver.receive(2)
 
     assert handled == [1]
 
@@ -114,13 +114,13 @@ def test_on_the_way_out_what_cannot_be_kept_is_named_and_the_others_are_handled(
     handled: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail_taken(*arguments: Any, **options: Any) -> Any:
-        one.pump.stopping.set()
+        single_receiver.pump.stopping.set()
         raise OperationalError("away")
 
     monkeypatch.setattr(apply_verdict, "fail_taken", fail_taken)
     send(3)
-    one = SingleReceiver(AtMostOnce)
-    one.receive(3)
+    single_receiver = SingleReceiver(AtMostOnce)
+    single_receiver.receive(3)
 
     assert handled == [1, 2]
     assert "failed and could not be kept; headers:" in caplog.text
@@ -140,14 +140,14 @@ def test_its_slot_knows_what_is_nowhere_else(handled: list[int]) -> None:
             pass
 
         def only_here(self, so: bool) -> None:
-            told.append((so, AtMostOnce.objects.count()))
+            reported.append((so, AtMostOnce.objects.count()))
 
-    told: list[tuple[bool, int]] = []
+    reported: list[tuple[bool, int]] = []
     send(3)
-    identities = [as_uuid(one).bytes for one in AtMostOnce.objects.order_by("seq").values_list("id", flat=True)]
-    one = SingleReceiver(AtMostOnce)
-    one.task.slot = Slot()  # type: ignore[assignment]
-    one.receive(3)
+    identities = [as_uuid(item).bytes for item in AtMostOnce.objects.order_by("seq").values_list("id", flat=True)]
+    single_receiver = SingleReceiver(AtMostOnce)
+    single_receiver.task.slot = Slot()  # type: ignore[assignment]
+    single_receiver.receive(3)
 
-    assert told == [(True, 3), (False, 0)], "from before they were claimed"
+    assert reported == [(True, 3), (False, 0)], "from before they were claimed"
     assert kept == identities

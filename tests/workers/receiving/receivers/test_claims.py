@@ -55,7 +55,7 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
 
     assert claimed_by[0] == claimed_by[1]
     assert "a receiver failed" not in caplog.text
-    assert f"Receive from testapp.{queue.__name__}" in caplog.text, "its breaker was told"
+    assert f"Receive from testapp.{queue.__name__}" in caplog.text, "its breaker was notified"
     assert worker.pump.health.degraded_text() == "", "and of the claim that came through"
 
 

@@ -123,10 +123,10 @@ def test_timeout(settings: Any, start_worker: Start) -> None:
 
 
 @real_commits
-@pytest.mark.parametrize("most", [3, 40])
-def test_at_most_once_batch(settings: Any, start_worker: Start, most: int) -> None:
+@pytest.mark.parametrize("limit", [3, 40])
+def test_at_most_once_batch(settings: Any, start_worker: Start, limit: int) -> None:
     """What is neither in the table nor handled is in hand, and would be lost with the process."""
-    settings.QUEUEAPP = {"AT_MOST_ONCE_BATCH": most, "BATCH_TARGET": 30, "PEEK_DELAY": 0.1}
+    settings.QUEUEAPP = {"AT_MOST_ONCE_BATCH": limit, "BATCH_TARGET": 30, "PEEK_DELAY": 0.1}
     count = 150
     in_hand: list[int] = []
 
@@ -139,7 +139,7 @@ def test_at_most_once_batch(settings: Any, start_worker: Start, most: int) -> No
 
     eventually(lambda: len(in_hand) == count)
 
-    assert max(in_hand) == most
+    assert max(in_hand) == limit
 
 
 @real_commits

@@ -20,8 +20,8 @@ def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
 
     @set_consumer(InSets, name="sets")
     def look(messages: MessageSet) -> None:
-        (one,) = slots.in_flight()
-        seen.append(one.batch)
+        (in_flight,) = slots.in_flight()
+        seen.append(in_flight.batch)
 
     try:
         InSets.send_many(Nop(number, "") for number in range(5))

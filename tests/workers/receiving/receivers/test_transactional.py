@@ -126,19 +126,19 @@ def test_a_commit_that_fails_is_the_failure_of_its_message_alone(endpoint: Endpo
 @real_commits
 @pytest.mark.usefixtures("patient")
 def test_hooks_run_after_their_own_commit_and_before_the_next_message(endpoint: Endpoint) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def act(message: Note, context: Context) -> None:
-        told.append(f"{message.number}")
-        transaction.on_commit(lambda: told.append(f"{message.number} committed {connection.in_atomic_block}"))
+        reported.append(f"{message.number}")
+        transaction.on_commit(lambda: reported.append(f"{message.number} committed {connection.in_atomic_block}"))
 
     endpoint.handle(act)
     endpoint.send_many(3)
     endpoint.start(concurrency=1)
     endpoint.wait_until_empty()
 
-    eventually(lambda: len(told) == 6)
-    assert told == ["0", "0 committed False", "1", "1 committed False", "2", "2 committed False"]
+    eventually(lambda: len(reported) == 6)
+    assert reported == ["0", "0 committed False", "1", "1 committed False", "2", "2 committed False"]
 
 
 @real_commits
@@ -176,7 +176,7 @@ def test_after_a_slow_handler_the_task_asks_whether_it_may_go_on(
 
 @real_commits
 @pytest.mark.usefixtures("patient")
-def test_nobody_waits_for_a_handler_that_was_quick_until_now(
+def test_no_receiver_waits_for_a_handler_that_was_quick_until_now(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "QUICK", 60.0)  # whatever they take on a busy machine
@@ -211,17 +211,17 @@ def handled(no_consumers: None) -> list[int]:
 @pytest.mark.usefixtures("patient")
 def test_a_task_takes_its_share_and_what_is_left_is_for_others(handled: list[int]) -> None:
     Transactional.send_many(Nop(number, "") for number in range(5))
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
 
-    assert one.receive(3) == 3
-    assert one.task.full, "there may be more"
+    assert single_receiver.receive(3) == 3
+    assert single_receiver.task.full, "there may be more"
     assert Transactional.objects.select_for_update(nowait=True).count() == 2
-    assert one.pump.stats.handled == 3
+    assert single_receiver.pump.stats.handled == 3
 
-    assert one.receive(3) == 2
-    assert not one.task.full
+    assert single_receiver.receive(3) == 2
+    assert not single_receiver.task.full
     assert handled == [0, 1, 2, 3, 4]
-    assert one.pump.stats.handled == 5, "each is counted once, the last one as well"
+    assert single_receiver.pump.stats.handled == 5, "each is counted once, the last one as well"
 
 
 @real_commits
@@ -239,14 +239,14 @@ def test_quick_handlers_take_turns_with_those_of_another_task(
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(3))
-    one = SingleReceiver(Transactional)
-    first = one.task.gated.gate
-    assert one.receive(3) == 3
+    single_receiver = SingleReceiver(Transactional)
+    first = single_receiver.task.gated.gate
+    assert single_receiver.receive(3) == 3
 
-    assert taken == [False, True, True], "of the first nobody knows that it is quick"
+    assert taken == [False, True, True], "the first is not known to be quick"
     assert first.enter(), "and it is left"
-    assert next(one.pump.state.handler_gates) is not first
-    assert next(one.pump.state.handler_gates) is first
+    assert next(single_receiver.pump.state.handler_gates) is not first
+    assert next(single_receiver.pump.state.handler_gates) is first
 
 
 @real_commits
@@ -256,10 +256,10 @@ def test_a_streak_ends_after_its_time_and_there_may_be_more(
 ) -> None:
     monkeypatch.setattr(transactional, "STREAK_SECONDS", -1.0)
     Transactional.send_many(Nop(number, "") for number in range(3))
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
 
-    assert one.receive(3) == 1
-    assert one.task.full
+    assert single_receiver.receive(3) == 1
+    assert single_receiver.task.full
 
 
 @real_commits
@@ -267,45 +267,45 @@ def test_a_streak_ends_after_its_time_and_there_may_be_more(
 def test_what_was_handled_in_a_streak_is_not_kept_from_claims(handled: list[int]) -> None:
     """Claims step over what is in hand, one more stretch for each."""
     Transactional.send_many(Nop(number, "") for number in range(5))
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
 
-    assert one.receive(5) == 5
-    assert not one.pump.state.claims.excluded
+    assert single_receiver.receive(5) == 5
+    assert not single_receiver.pump.state.claims.excluded
 
 
 @real_commits
 @pytest.mark.usefixtures("patient")
 def test_a_claim_that_fails_behind_a_commit_is_not_the_end_of_the_queue(no_consumers: None) -> None:
     def act(message: Nop) -> None:
-        connection.connection.execute("SET search_path = nowhere")  # past Django's cursors nobody notices
+        connection.connection.execute("SET search_path = nowhere")  # past Django's cursors it is not noticed
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(2))
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
     try:
-        assert one.receive(5) == 1
+        assert single_receiver.receive(5) == 1
     finally:
         connection.close()
 
-    assert one.task.full, "the pump is to claim again at once"
-    assert one.pump.stats.handled == 1
+    assert single_receiver.task.full, "the pump is to claim again at once"
+    assert single_receiver.pump.stats.handled == 1
     assert Transactional.objects.count() == 1
 
 
 @real_commits
 @pytest.mark.usefixtures("patient")
-def test_a_task_that_has_to_be_careful_now_claims_nothing_more_in_passing(no_consumers: None) -> None:
+def test_a_receiver_under_crash_tracking_claims_nothing_more_with_its_commit(no_consumers: None) -> None:
     """From the next message on its hand-out is to be recorded before its handler runs."""
 
     def act(message: Nop) -> None:
-        one.pump.crash_tracking = True
+        single_receiver.pump.crash_tracking = True
 
     consumer(Transactional, name="tests")(act)
     Transactional.send_many(Nop(number, "") for number in range(3))
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
 
-    assert one.receive(3) == 1
-    assert one.task.full
+    assert single_receiver.receive(3) == 1
+    assert single_receiver.task.full
 
 
 @real_commits
@@ -321,18 +321,18 @@ def test_a_handler_that_is_always_the_victim_of_a_deadlock_fails_in_the_end(no_c
 
     consumer(Transactional, name="tests", policy=lambda failure: Poison("seen"))(act)
     Transactional.send(Nop(0, ""))
-    one = SingleReceiver(Transactional)
+    single_receiver = SingleReceiver(Transactional)
     for _ in range(transactional.FREE_DEADLOCKS):
-        one.receive(1)
-    assert one.pump.stats.failed == 0
-    one.receive(1)
+        single_receiver.receive(1)
+    assert single_receiver.pump.stats.failed == 0
+    single_receiver.receive(1)
 
     assert attempts == [1] * (transactional.FREE_DEADLOCKS + 1)
     assert PoisonMessage.objects.get().attempts == 1
 
 
 QUEUES = pytest.mark.parametrize(
-    "queue", [Transactional, AddressedUrgent, RankedTransactional], ids=lambda one: one.__name__
+    "queue", [Transactional, AddressedUrgent, RankedTransactional], ids=lambda item: item.__name__
 )
 
 
@@ -347,9 +347,9 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, claiming: Any, when: Callable[[],
     in_hand: list[int] = []
     end = type(claiming).end
 
-    def ended(self: Any, mine: Any) -> None:
-        end(self, mine)
-        for row in mine.rows or () if when() else ():
+    def ended(self: Any, first: Any) -> None:
+        end(self, first)
+        for row in first.rows or () if when() else ():
             in_hand.append(row[SEQ])
             claiming.exclude(row[SEQ])
 
@@ -387,7 +387,7 @@ def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: py
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("closed")
 @QUEUES
-def test_what_nobody_has_in_hand_is_handled_meanwhile(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_not_in_flight_are_handled_meanwhile(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     recipient = {"recipient": "one"} if queue is AddressedUrgent else {}
@@ -433,11 +433,13 @@ def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("closed")
 @pytest.mark.parametrize("crash_tracking", [False, True], ids=["", "crash_tracking"])
-@pytest.mark.parametrize("queue", [Transactional, Together, SeveralTransactional], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("queue", [Transactional, Together, SeveralTransactional], ids=lambda item: item.__name__)
 def test_it_is_left_to_it_among_several_too(queue: Any, crash_tracking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     if queue is SeveralTransactional:
-        consumer(queue, name="one", batch=10)(lambda messages, context: handled.extend(one["n"] for one in messages))
+        consumer(queue, name="one", batch=10)(
+            lambda messages, context: handled.extend(message["n"] for message in messages)
+        )
     else:
         consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     queue.send_many({"n": number} for number in range(3))
@@ -463,7 +465,7 @@ def test_it_is_left_to_it_among_several_too(queue: Any, crash_tracking: bool, mo
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("closed")
-def test_what_outlasts_all_that_is_remembered_of_places_is_let_go_all_the_same(
+def test_claims_that_outlast_the_remembered_positions_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(priority64_marks, "MAX_REMEMBERED", 5)
@@ -519,8 +521,8 @@ def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: py
 Act = Callable[[Nop, Context], Any]
 
 
-class Careful(SingleReceiver):
-    """A careful task, and the (number, attempt) of what its handler was called with."""
+class CrashTracking(SingleReceiver):
+    """A receiver under crash tracking, and the (number, attempt) of what its handler was called with."""
 
     def __init__(self, act: Act) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -546,23 +548,23 @@ def send(count: int) -> None:
 
 
 def free() -> int:
-    """Messages that are as nobody had ever had them."""
+    """Messages in their initial state."""
     return Transactional.objects.filter(lease_token__isnull=True, deliveries=0).count()
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("large_batch_target")
-def test_each_is_told_its_attempt_and_batches_grow() -> None:
+def test_each_message_has_its_attempt_and_batches_grow() -> None:
     send(6)
-    one = Careful(lambda message, context: None)
+    crash_tracking = CrashTracking(lambda message, context: None)
 
-    assert one.receive(1) == 1
-    assert one.task.max_batch == 2
-    assert one.receive(5) == 5
+    assert crash_tracking.receive(1) == 1
+    assert crash_tracking.task.max_batch == 2
+    assert crash_tracking.receive(5) == 5
 
-    assert one.calls == [(number, 1) for number in range(6)]
-    assert one.pump.stats.handled == 6
+    assert crash_tracking.calls == [(number, 1) for number in range(6)]
+    assert crash_tracking.pump.stats.handled == 6
 
 
 @real_commits
@@ -571,7 +573,7 @@ def test_each_is_told_its_attempt_and_batches_grow() -> None:
 def test_few_are_leased_at_once_however_many_it_was_called_for() -> None:
     send(SMALL_BATCH + 5)
 
-    assert Careful(lambda message, context: None).receive(100) == SMALL_BATCH
+    assert CrashTracking(lambda message, context: None).receive(100) == SMALL_BATCH
 
 
 @real_commits
@@ -579,9 +581,9 @@ def test_few_are_leased_at_once_however_many_it_was_called_for() -> None:
 @pytest.mark.usefixtures("large_batch_target")
 def test_a_stop_gives_back_what_was_not_begun() -> None:
     send(5)
-    one = Careful(lambda message, context: one.pump.stopping.set())
+    crash_tracking = CrashTracking(lambda message, context: crash_tracking.pump.stopping.set())
 
-    one.receive(5)
+    crash_tracking.receive(5)
 
     assert effects() == ["0"]
     assert free() == 4
@@ -592,10 +594,10 @@ def test_a_stop_gives_back_what_was_not_begun() -> None:
 @pytest.mark.usefixtures("large_batch_target")
 def test_what_does_not_fit_behind_slow_handlers_is_given_back() -> None:
     send(5)
-    one = Careful(lambda message, context: None)
-    one.task.target = 0.0  # type: ignore[attr-defined]
+    crash_tracking = CrashTracking(lambda message, context: None)
+    crash_tracking.task.target = 0.0  # type: ignore[attr-defined]
 
-    one.receive(5)
+    crash_tracking.receive(5)
 
     assert effects() == ["0", "1"]
     assert free() == 3
@@ -610,7 +612,7 @@ def test_a_failure_is_kept_and_takes_nothing_with_it() -> None:
             raise ValueError
 
     send(3)
-    Careful(act).receive(3)
+    CrashTracking(act).receive(3)
 
     assert effects() == ["0", "2"]
     assert not Transactional.objects.exists()
@@ -629,7 +631,7 @@ def test_a_commit_that_fails_is_the_failure_of_its_message() -> None:
     if not connection.features.can_defer_constraint_checks:
         pytest.skip(f"{connection.vendor} checks constraints at once")
     send(3)
-    Careful(act).receive(3)
+    CrashTracking(act).receive(3)
 
     assert effects() == ["0", "2"]
     assert PoisonMessage.objects.get().attempts == 1
@@ -642,34 +644,34 @@ def test_the_victim_of_a_deadlock_is_handled_again_as_if_nothing_had_been() -> N
     deadlock = deadlock_victim(connection)
 
     def act(message: Nop, context: Context) -> None:
-        if len(one.calls) == 1:
+        if len(crash_tracking.calls) == 1:
             raise deadlock
 
     send(1)
-    one = Careful(act)
-    one.receive(1)
+    crash_tracking = CrashTracking(act)
+    crash_tracking.receive(1)
     assert free() == 1
-    one.receive(1)
+    crash_tracking.receive(1)
 
-    assert one.calls == [(0, 1), (0, 1)]
+    assert crash_tracking.calls == [(0, 1), (0, 1)]
     assert effects() == ["0"]
-    assert one.pump.stats.failed == 0
+    assert crash_tracking.pump.stats.failed == 0
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("large_batch_target")
-def test_what_nobody_here_knows_is_left_as_it_was_and_is_not_in_the_way() -> None:
-    Transactional.send(Ping("somebody else's"))
+def test_unknown_types_are_left_as_they_were_and_block_nothing() -> None:
+    Transactional.send(Ping("of another test"))
     send(1)
-    one = Careful(lambda message, context: None)
+    crash_tracking = CrashTracking(lambda message, context: None)
 
-    while one.receive(1):
+    while crash_tracking.receive(1):
         pass
 
     assert effects() == ["0"]
     assert free() == 1
-    assert one.pump.stats.skipped == 1
+    assert crash_tracking.pump.stats.skipped == 1
 
 
 @real_commits
@@ -680,32 +682,32 @@ def test_what_was_taken_away_is_not_handled() -> None:
         Transactional.objects.update(lease_token=uuid.uuid4())
 
     send(2)
-    one = Careful(act)
-    one.receive(2)
+    crash_tracking = CrashTracking(act)
+    crash_tracking.receive(2)
 
     assert effects() == ["0"]
     assert Transactional.objects.count() == 1
-    assert one.pump.stats.lost == 1
+    assert crash_tracking.pump.stats.lost == 1
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("large_batch_target")
 def test_hooks_run_after_the_commit_and_leave_nothing_behind() -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def act(message: Nop, context: Context) -> None:
         transaction.on_commit(lambda: 1 / 0)
-        transaction.on_commit(lambda: told.append(f"{message.number} {connection.in_atomic_block}"))
+        transaction.on_commit(lambda: reported.append(f"{message.number} {connection.in_atomic_block}"))
         transaction.on_commit(lambda: connection.set_autocommit(False))
 
     send(2)
-    one = Careful(act)
-    one.receive(2)
+    crash_tracking = CrashTracking(act)
+    crash_tracking.receive(2)
 
-    assert told == ["0 False", "1 False"]
+    assert reported == ["0 False", "1 False"]
     assert connection.get_autocommit()
-    assert one.pump.stats.handled == 2
+    assert crash_tracking.pump.stats.handled == 2
     assert not Transactional.objects.exists()
 
 
@@ -728,9 +730,9 @@ def test_the_slot_names_the_lease_for_as_long_as_it_is_held() -> None:
 
     held: list[int] = []
     send(2)
-    one = Careful(lambda message, context: None)
-    one.task.slot = Slot()  # type: ignore[assignment]
-    one.receive(2)
+    crash_tracking = CrashTracking(lambda message, context: None)
+    crash_tracking.task.slot = Slot()  # type: ignore[assignment]
+    crash_tracking.receive(2)
 
     assert named[-1] == NO_TOKEN
     assert len(named) == 2

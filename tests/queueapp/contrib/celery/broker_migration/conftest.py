@@ -43,8 +43,8 @@ def at() -> Iterator[Any]:
         return made[-1]
 
     yield broker
-    for one in made:
-        one.close()
+    for item in made:
+        item.close()
 
 
 class Shop:
@@ -71,7 +71,7 @@ class Shop:
         return found
 
     def numbers(self, queue: str) -> list[int]:
-        return [one.decode()[0][0] for one in self.received(queue)]
+        return [message.decode()[0][0] for message in self.received(queue)]
 
     def close(self) -> None:
         self.connection.release()
@@ -86,8 +86,8 @@ def shop() -> Iterator[Any]:
         return shops[-1]
 
     yield open_shop
-    for one in shops:
-        one.close()
+    for shop in shops:
+        shop.close()
 
 
 def move(source: Broker, target: Broker, **options: Any) -> Migrator:

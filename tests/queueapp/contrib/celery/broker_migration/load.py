@@ -61,7 +61,7 @@ class Load:
     """One run. ``environment`` leads child processes to the database."""
 
     def __init__(self, redis_url: str, environment: dict[str, str], folder: Path, plan: Plan) -> None:
-        self.redis, self.ours = redis_url, "queueapp://"
+        self.redis, self.queueapp_url = redis_url, "queueapp://"
         self.environment, self.folder, self.plan = environment, folder, plan
         self.random = random.Random(plan.seed)
         self.sent: set[str] = set()
@@ -74,14 +74,14 @@ class Load:
         half = self.plan.tasks // 2
         self.send(self.redis, "there", half)
         self.left_by_a_killed_worker("orphan", self.plan.unacked)
-        with self.sending(self.redis, "while there"), self.workers(self.ours):
-            self.move(self.redis, self.ours)
-        self.move(self.redis, self.ours, kills=0)
-        self.send(self.ours, "back", half)
-        with self.sending(self.ours, "while back"), self.workers(self.redis):
-            self.move(self.ours, self.redis)
-        self.move(self.ours, self.redis, kills=0)
-        with self.workers(self.redis), self.workers(self.ours):
+        with self.sending(self.redis, "while there"), self.workers(self.queueapp_url):
+            self.move(self.redis, self.queueapp_url)
+        self.move(self.redis, self.queueapp_url, kills=0)
+        self.send(self.queueapp_url, "back", half)
+        with self.sending(self.queueapp_url, "while back"), self.workers(self.redis):
+            self.move(self.queueapp_url, self.redis)
+        self.move(self.queueapp_url, self.redis, kills=0)
+        with self.workers(self.redis), self.workers(self.queueapp_url):
             # To read all of them takes a second when they are many, and the workers need the core.
             done = lambda: Effect.objects.count() >= len(self.sent) and len(self.effects()) >= len(self.sent)  # noqa: E731
             eventually(done, 120 + self.plan.tasks / 200)
@@ -179,7 +179,7 @@ class Load:
             eventually(
                 lambda: self._in_hand(source) not in ([], known), 60
             )  # it is at work, and knows what SIGTERM means
-            eventually(lambda: self._left(source) < 50, 600)
+            eventually(lambda: self._remaining(source) < 50, 600)
             migrator.terminate()
         assert migrator.wait(900) == 0, (self.folder / "migrator.log").read_text()[-5000:]
 
@@ -199,12 +199,12 @@ class Load:
 
     def _in_hand(self, source: str) -> list[Any]:
         """What a migrator has set aside last: not what a killed one has left."""
-        if source == self.ours:
+        if source == self.queueapp_url:
             return list(PendingMove.objects.order_by("-number").values_list("number", flat=True)[:1])
         return [last for queue in QUEUES if (last := self.client.lindex(f"queueapp.moving.{queue}", 0)) is not None]
 
-    def _left(self, source: str) -> int:
-        if source == self.ours:
+    def _remaining(self, source: str) -> int:
+        if source == self.queueapp_url:
             return BrokerQueue.objects.count()
         return sum(int(self.client.llen(f"celery{suffix}")) for suffix in ["", "\x06\x163", "\x06\x166", "\x06\x169"])  # type: ignore[arg-type]
 

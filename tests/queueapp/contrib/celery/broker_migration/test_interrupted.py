@@ -29,8 +29,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrator, "BATCH", 3)
 
 
-def dies_behind(one: Migrator, end: str, step: str) -> None:
-    broker: Any = getattr(one, end)
+def dies_behind(migrator: Migrator, end: str, step: str) -> None:
+    broker: Any = getattr(migrator, end)
     original = getattr(broker, step)
 
     def last(*arguments: Any) -> Any:
@@ -51,10 +51,10 @@ def test_it_goes_on_where_it_was(
         there.publish("mail", number, priority=0)
 
     for _ in range(3):
-        one = Migrator(at(source), at(target))
-        dies_behind(one, end, step)
-        with pytest.raises(Died), one.exclusive(30):
-            one.run(None, follow=False, report_progress=lambda: None)
+        migrator = Migrator(at(source), at(target))
+        dies_behind(migrator, end, step)
+        with pytest.raises(Died), migrator.exclusive(30):
+            migrator.run(None, follow=False, report_progress=lambda: None)
     move(at(source), at(target))
 
     assert here.numbers("mail") == list(range(8))
@@ -71,10 +71,10 @@ def test_it_can_be_given_up(
     there, here = shop(source), shop(target)
     for number in range(8):
         there.publish("mail", number, priority=0)
-    one = Migrator(at(source), at(target))
-    dies_behind(one, end, step)
-    with pytest.raises(Died), one.exclusive(30):
-        one.run(None, follow=False, report_progress=lambda: None)
+    migrator = Migrator(at(source), at(target))
+    dies_behind(migrator, end, step)
+    with pytest.raises(Died), migrator.exclusive(30):
+        migrator.run(None, follow=False, report_progress=lambda: None)
 
     again = Migrator(at(source), at(target))
     with again.exclusive(30):
@@ -89,8 +89,12 @@ def test_it_can_be_given_up(
 
 
 def test_one_at_a_time(alias: str, at: At, redis_url: str, ours_url: str) -> None:
-    one, other = Migrator(at(redis_url), at(ours_url)), Migrator(at(ours_url), at(redis_url))
-    with one.exclusive(0), pytest.raises(migrator.MoveRefused, match="only one may run at a time"), other.exclusive(0):
+    first, second = Migrator(at(redis_url), at(ours_url)), Migrator(at(ours_url), at(redis_url))
+    with (
+        first.exclusive(0),
+        pytest.raises(migrator.MoveRefused, match="only one may run at a time"),
+        second.exclusive(0),
+    ):
         pass
-    with other.exclusive(0):
+    with second.exclusive(0):
         pass

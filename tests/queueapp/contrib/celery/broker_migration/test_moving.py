@@ -48,13 +48,13 @@ def test_a_message_arrives_as_it_was(alias: str, at: At, shop: Open, redis_url: 
 
     move(at(redis_url), at(ours_url))
 
-    one, two = here.received("mail")
-    assert one.headers["origin"] == "ü\u2028"
-    assert one.headers["lang"] == "py"
-    assert one.properties["reply_to"] == "answers"
-    assert one.properties["correlation_id"] == one.headers["id"]
-    assert (one.content_type, one.content_encoding) == ("application/json", "utf-8")
-    assert one.decode() == [[1], {}, {}]
+    message, two = here.received("mail")
+    assert message.headers["origin"] == "ü\u2028"
+    assert message.headers["lang"] == "py"
+    assert message.properties["reply_to"] == "answers"
+    assert message.properties["correlation_id"] == message.headers["id"]
+    assert (message.content_type, message.content_encoding) == ("application/json", "utf-8")
+    assert message.decode() == [[1], {}, {}]
     assert two.decode() == [[2], {}, {}]
 
 
@@ -102,7 +102,7 @@ def test_back_to_redis_in_order_with_delayed_messages(
 
     assert migrator.moved == 3
     found = there.received("mail")
-    assert [one.decode()[0][0] for one in found] == [2, 1, 3]
+    assert [message.decode()[0][0] for message in found] == [2, 1, 3]
     assert found[2].headers["eta"] == due.isoformat()
     assert not BrokerQueue.objects.using(alias).exists()
     assert not DelayedMessage.objects.using(alias).exists()
@@ -193,7 +193,7 @@ def test_bindings_come_along(alias: str, at: At, shop: Open, redis_url: str, our
     move(at(redis_url), at(ours_url))
     kombu.Producer(here.channel).publish("goal", exchange="news", routing_key="news.sport.today")
 
-    assert [one.decode() for one in here.received("sport")] == ["goal"]
+    assert [message.decode() for message in here.received("sport")] == ["goal"]
 
 
 @pytest.mark.parametrize("both", ["redis", "ours"])
@@ -210,8 +210,8 @@ def test_messages_are_identified_by_their_tag_or_their_content() -> None:
         properties = {"delivery_tag": tag, "correlation_id": "1"}
         return key_of(queue, {"headers": {"id": "1"}, "properties": properties, "body": body})
 
-    one, other = "0a6b1f6e-0000-4000-8000-000000000001", "0a6b1f6e-0000-4000-8000-000000000002"
-    assert key(one) == key(one, body="e30=") != key(other), "two that say the same are two"
-    assert key(one) != key(one, queue="mail"), "a topic brought it into two queues"
+    first, second = "0a6b1f6e-0000-4000-8000-000000000001", "0a6b1f6e-0000-4000-8000-000000000002"
+    assert key(first) == key(first, body="e30=") != key(second), "two that say the same are two"
+    assert key(first) != key(first, queue="mail"), "a topic brought it into two queues"
     for counted in (7, "7", None):
         assert key(counted) == key(8) != key(counted, body="e30="), "a broker counts anew with each connection"

@@ -53,7 +53,7 @@ def test_results_are_filtered_by_state_and_found_by_id(operator: Client, ended: 
     assert operator.get(url(CeleryResult) + "?q=%00").status_code in (200, 302)
 
 
-def test_the_page_of_a_result_tells_all_and_escapes_it(operator: Client, ended: dict[str, Any]) -> None:
+def test_the_page_of_a_result_reports_all_and_escapes_it(operator: Client, ended: dict[str, Any]) -> None:
     well = operator.get(url(CeleryResult, "change", ended["well"])).content.decode()
     badly = operator.get(url(CeleryResult, "change", ended["badly"])).content.decode()
 

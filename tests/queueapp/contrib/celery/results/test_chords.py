@@ -136,10 +136,10 @@ def test_members_that_end_at_the_same_time_send_it_once(backend: Any, body: Any,
                 connections[alias].close()
 
         threads = [threading.Thread(target=end, args=(index,)) for index in range(members)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         assert sent() == [("body", list(range(members)))]
 
 

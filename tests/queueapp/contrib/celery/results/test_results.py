@@ -149,7 +149,9 @@ def test_a_group_is_saved_restored_and_deleted(app: Celery, alias: str) -> None:
 
 
 def test_the_app_that_has_the_tables_is_asked_for(app: Celery, alias: str, settings: Any) -> None:
-    settings.INSTALLED_APPS = [one for one in settings.INSTALLED_APPS if one != "queueapp.contrib.celery"]
+    settings.INSTALLED_APPS = [
+        installed_app for installed_app in settings.INSTALLED_APPS if installed_app != "queueapp.contrib.celery"
+    ]
 
     with pytest.raises(ImproperlyConfigured, match=r"need 'queueapp\.contrib\.celery' in INSTALLED_APPS"):
         app.backend.store_result("a", 1, states.SUCCESS)
@@ -364,7 +366,7 @@ def test_after_a_task_only_a_connection_that_is_lost_is_closed(backend: Any, ali
     assert connection.connection is not before
 
 
-def test_a_row_is_json_that_anybody_can_read(backend: Any, alias: str) -> None:
+def test_a_row_is_plain_json(backend: Any, alias: str) -> None:
     backend.store_result("a", {"x": "\0é"}, states.SUCCESS)
 
     assert json.loads(CeleryResult.objects.using(alias).get().result) == {"x": "\0é"}

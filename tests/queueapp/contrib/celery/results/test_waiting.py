@@ -38,8 +38,8 @@ def later(alias: str) -> Any:
         return threads[-1]
 
     yield later
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.join()
 
 
 def _hears(alias: str) -> bool:
@@ -80,7 +80,7 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
     for n in range(20):
         backend.store_result(f"t{n}", n, states.SUCCESS)
     eventually(lambda: len(found) == 20)
-    named = [one for one in threading.enumerate() if one.name == f"results of {alias}"]
+    named = [item for item in threading.enumerate() if item.name == f"results of {alias}"]
     assert len(named) <= 1
 
 
@@ -143,7 +143,7 @@ def test_a_group_is_joined_in_its_order(backend: Any, app: Celery, alias: str, l
 
 
 def test_results_come_as_they_end(backend: Any, app: Celery, alias: str, later: Any) -> None:
-    group = GroupResult("g", [AsyncResult(one, app=app) for one in "abc"], app=app)
+    group = GroupResult("g", [AsyncResult(character, app=app) for character in "abc"], app=app)
     came, following = [], ["c", "a"]
     backend.store_result("b", 1, states.SUCCESS)
     for task_id, _ in group.iter_native(timeout=30):
@@ -156,7 +156,7 @@ def test_results_come_as_they_end(backend: Any, app: Celery, alias: str, later: 
 
 
 def test_a_member_that_failed_raises(backend: Any, app: Celery, alias: str) -> None:
-    group = GroupResult("g", [AsyncResult(one, app=app) for one in "ab"], app=app)
+    group = GroupResult("g", [AsyncResult(character, app=app) for character in "ab"], app=app)
     backend.store_result("a", 1, states.SUCCESS)
     backend.store_result("b", KeyError("b"), states.FAILURE)
 

@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_at_any_statement_loses_no_chord_and_doubles_non
         path = str(tmp_path / f"killed {number}")
         bodies[point] = chord([celeryapp.member.s(number, path, point)], app=app)(celeryapp.body.s())
 
-    assert {point: one.get(timeout=2 * DEADLINE) for point, one in bodies.items()} == {
+    assert {point: body.get(timeout=2 * DEADLINE) for point, body in bodies.items()} == {
         point: [number] for number, point in enumerate(POINTS)
     }
     eventually(lambda: not BrokerQueue.objects.exists())
@@ -104,7 +104,7 @@ def test_a_task_that_failed_is_poison_with_its_traceback_and_runs_again_when_it_
         assert row.exception_type == "LookupError"
         assert 'raise LookupError("no such file")' in row.traceback
         assert "has failed: LookupError: no such file" in row.reason
-    assert {str(row.message_id) for row in PoisonMessage.objects.all()} == {one.id for one in results}
+    assert {str(row.message_id) for row in PoisonMessage.objects.all()} == {result.id for result in results}
     path.touch()
     assert requeue(PoisonMessage.objects.all()) == 2
     eventually(lambda: effects() == ["mended", "mended"])

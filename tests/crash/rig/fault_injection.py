@@ -1,4 +1,4 @@
-"""Carrying out the faults of a schedule, and the record of what was done to whom and when, which is what explains
+"""Carrying out the faults of a schedule, and the record of each fault with its victim and time, which is what explains
 things afterwards (``explaining``)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .proxy import Proxy
 from .scene import Scene
 from .schedule import Fault
 
-EVERYBODY = "*"
+ALL_TREES = "*"
 #: The session that holds rows: it hurts no worker, so it explains nothing.
 HOLDER = "holder"
 #: How long a session looks for rows that it could hold.
@@ -36,24 +36,24 @@ class Event:
     """What happened, from when to when, and to which tree (or to everybody)."""
 
     kind: str
-    whom: str
+    victim: str
     began: datetime
     ended: datetime
 
 
-class Striker:
-    """Strikes as the schedule says."""
+class FaultInjector:
+    """Injects the faults of a schedule."""
 
     def __init__(self, scene: Scene, trees: Sequence[Tree], producers: Sequence[Program], proxy: Proxy) -> None:
         self._scene = scene
         self._trees = list(trees)
         self._producers = list(producers)
         self._proxy = proxy
-        self.struck: Counter[str] = Counter()
+        self.injected: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.events: list[Event] = []
 
-    def strike(self, fault: Fault, stopping: threading.Event) -> None:
+    def inject(self, fault: Fault, stopping: threading.Event) -> None:
         """Carry out one fault; one that finds no victim (all are restarting) is counted as missed."""
         began = datetime.now(UTC)
         method = getattr(self, f"_{fault.kind}")
@@ -61,7 +61,7 @@ class Striker:
             victims: list[str] = method(fault, stopping)
         except (*DATABASE_ERRORS, psutil.Error, ProcessLookupError):
             victims = []  # it ended by itself in this very moment, or the server is not back yet
-        (self.struck if victims else self.missed)[fault.kind] += 1
+        (self.injected if victims else self.missed)[fault.kind] += 1
         self.events += [Event(fault.kind, victim, began, datetime.now(UTC)) for victim in victims]
 
     # -- processes ------------------------------------------------------------------------------------------------
@@ -111,20 +111,20 @@ class Striker:
     def _producer(self, fault: Fault, stopping: threading.Event) -> list[str]:
         return ["producer"] if fault.pick(self._producers).signal(signal.SIGKILL) else []
 
-    def _killer(self, fault: Fault, stopping: threading.Event) -> list[str]:
+    def _poison_pill(self, fault: Fault, stopping: threading.Event) -> list[str]:
         """Sent as a foreign producer would: the columns of the wire format and nothing else."""
         how = ("exit", "SIGKILL", "SIGSEGV", "tree")[int(fault.how * 4)]
-        label, table = list(QUEUES.items())[int(fault.whom * len(QUEUES))]
-        key = f"killer-{uuid.uuid4()}"
+        label, table = list(QUEUES.items())[int(fault.victim * len(QUEUES))]
+        key = f"pill-{uuid.uuid4()}"
         headers = '{"type": "tests.crash.workload.messages.Act", "content-type": "application/json"}'
         body = f'{{"key": "{key}", "die": "{how}"}}'.encode()
         with self._scene.server.connect(self._scene.name) as connection, connection.transaction():
-            connection.execute(WORDS[self._scene.server.vendor].sent, (key, label, "killer"))
+            connection.execute(WORDS[self._scene.server.vendor].sent, (key, label, "poison_pill"))
             connection.execute(
                 f"INSERT INTO {table} (id, headers, body) VALUES (%s, %s, %s)", (uuid.uuid4(), headers, body)
             )
         # Whom it will hit, and when, is in the starts file.
-        return ["somebody"]
+        return ["unknown"]
 
     # -- the database and the network -----------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Striker:
         living = server.sessions(database)
         if not living:
             return []
-        first = int(fault.whom * len(living))
+        first = int(fault.victim * len(living))
         chosen = living[first : first + 1 + int(fault.how * 3)]
         server.end_sessions(database, [session for session, _ in chosen])
         return sorted({name for _, name in chosen})
@@ -142,12 +142,12 @@ class Striker:
         self._scene.server.stop("immediate")
         stopping.wait(2 * fault.long)
         self._scene.server.start()
-        return [EVERYBODY]
+        return [ALL_TREES]
 
     def _savepoint(self, fault: Fault, stopping: threading.Event) -> list[str]:
         """Another session holds free rows, as a view does that receives under ATOMIC_REQUESTS. They are there, and
-        nobody can have them; other faults strike meanwhile."""
-        table = list(QUEUES.values())[int(fault.whom * len(QUEUES))]
+        no worker can have them; other faults follow meanwhile."""
+        table = list(QUEUES.values())[int(fault.victim * len(QUEUES))]
         rows, seconds = 1 + int(20 * fault.how), 1 + 4 * fault.long
         holder = None
         try:
@@ -160,13 +160,13 @@ class Striker:
                 holder.close()
             return []
 
-        def let_go() -> None:
+        def release() -> None:
             stopping.wait(seconds)
-            with contextlib.suppress(*DATABASE_ERRORS):  # the server may have been struck meanwhile
-                holder.let_go(committed=fault.how >= 0.5)
+            with contextlib.suppress(*DATABASE_ERRORS):  # the server may have failed meanwhile
+                holder.release(committed=fault.how >= 0.5)
             holder.close()
 
-        threading.Thread(target=let_go, name=HOLDER, daemon=True).start()
+        threading.Thread(target=release, name=HOLDER, daemon=True).start()
         return [HOLDER]
 
     @staticmethod

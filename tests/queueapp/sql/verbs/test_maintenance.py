@@ -1,4 +1,4 @@
-"""Maintenance: expired messages, purges, the leases of the dead; small batches that leave alone what somebody holds."""
+"""Maintenance: expired messages, purges, the leases of dead workers; small batches that skip locked rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_expired_message_that_is_leased_may_still_be_acked(server: Server) -> No
     assert server.sql(Leased).acks.ack(server.connection, leased, token) == 1
 
 
-def test_expired_message_whose_lease_lapsed_is_purged(server: Server) -> None:
+def test_expired_message_whose_lease_expired_is_purged(server: Server) -> None:
     (seq,) = server.put(Leased, expires_ms=300)
     server.lease(Leased, lease_ms=1)
     server.passed(lambda: server.row(Leased, seq).expires)

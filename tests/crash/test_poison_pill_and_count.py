@@ -1,4 +1,4 @@
-"""A TRANSACTIONAL message that kills whoever has it is free again before its death is counted: how often it runs all
+"""A TRANSACTIONAL message that kills its worker is free again before its death is counted: how often it runs all
 the same."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .rig.processes import Tree
 from .rig.scene import Scene
 from .rig.waiting import wait_until
 
-KEY = "killer"
+KEY = "poison_pill"
 COUNTING = f"wait_event_type = 'Lock' AND query LIKE '%%{Transactional._meta.db_table}%%FOR UPDATE%%'"
 
 
@@ -36,7 +36,7 @@ def kill_before_it_is_counted(scene: Scene, tree: Tree, starts: int) -> psutil.P
     return survivor
 
 
-def test_a_process_is_replaced_when_its_death_is_counted_so_a_killer_runs_once_more_for_each_other_process(
+def test_a_process_is_replaced_when_its_death_is_counted_so_a_poison_pill_runs_once_more_for_each_other_process(
     scene: Scene,
 ) -> None:
     attempts, processes = 3, 2

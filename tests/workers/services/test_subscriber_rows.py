@@ -1,4 +1,4 @@
-"""What a process says of itself in its rows: each breaker that is not disarmed, its consumers, the types it does not
+"""What a process reports in its rows: each breaker that is not closed, its consumers, the types it does not
 know."""
 
 from __future__ import annotations
@@ -27,30 +27,35 @@ pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 Start = Callable[..., Worker]
 
 
-def told() -> list[dict[str, str]]:
+def breakers_of_rows() -> list[dict[str, str]]:
     text = Subscriber.objects.get().breakers
     return json.loads(text) if text else []
 
 
-def test_each_breaker_of_a_queue_is_told_and_taken_back(start_worker: Start, settings: Any) -> None:
+def test_each_breaker_of_a_queue_is_reported_and_withdrawn(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1}
     consumer(Leased, name="tests")(lambda message: None)
     worker = start_worker(Leased, heartbeat=True)
-    desk = worker.pump.state
-    breakers = [*(one for one in desk.health.breakers if isinstance(one, CircuitBreaker)), desk.health.store_breaker]
-    assert [one.name.split(" ")[0] for one in breakers] == ["Peek", "Receive", "Renewal", "Store"]
-    for one in breakers[2:]:  # the first two a healthy look disarms at once
-        one.failure(RuntimeError("it is broken"))
-    eventually(lambda: [one["name"] for one in told()] == [
+    state = worker.pump.state
+    breakers = [
+        *(item for item in state.health.breakers if isinstance(item, CircuitBreaker)),
+        state.health.store_breaker,
+    ]
+    assert [item.name.split(" ")[0] for item in breakers] == ["Peek", "Receive", "Renewal", "Store"]
+    for breaker in breakers[2:]:  # a healthy look closes the first two at once
+        breaker.failure(RuntimeError("it is broken"))
+    eventually(lambda: [item["name"] for item in breakers_of_rows()] == [
         "Renewal of leases of testapp.Leased", "Store of delayed messages in default",
     ])  # fmt: skip
-    assert {(one["state"], one["error"]) for one in told()} == {("failing", "RuntimeError: it is broken")}
-    for one in breakers:
-        one.success()
-    eventually(lambda: not told())
+    assert {(item["state"], item["error"]) for item in breakers_of_rows()} == {
+        ("failing", "RuntimeError: it is broken")
+    }
+    for breaker in breakers:
+        breaker.success()
+    eventually(lambda: not breakers_of_rows())
 
 
-def test_a_worker_tells_its_consumers_and_the_types_it_does_not_know(start_worker: Start, settings: Any) -> None:
+def test_a_worker_reports_its_consumers_and_the_types_it_does_not_know(start_worker: Start, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "HEARTBEAT_INTERVAL": 0.1}
 
     @consumer(Leased, name="tests.known")
@@ -65,18 +70,18 @@ def test_a_worker_tells_its_consumers_and_the_types_it_does_not_know(start_worke
     assert kind.endswith("Nop")
 
 
-def test_a_dispatcher_and_the_housekeeping_tell_their_breakers_and_sign_off() -> None:
+def test_dispatcher_and_maintenance_report_their_breakers_and_deregister() -> None:
     dispatcher = DelayedDispatcher("default", uuid.uuid4())
-    housekeeping = Maintenance("default", [], Elector("default", "housekeeping", uuid.uuid4()))
-    for one in (*dispatcher.breakers, housekeeping.breaker):
-        one.failure(RuntimeError("it is broken"))  # type: ignore[attr-defined]
-    breakers = {DISPATCHER: dispatcher.breakers, MAINTENANCE: [housekeeping.breaker]}
+    maintenance = Maintenance("default", [], Elector("default", "maintenance", uuid.uuid4()))
+    for breaker in (*dispatcher.breakers, maintenance.breaker):
+        breaker.failure(RuntimeError("it is broken"))  # type: ignore[attr-defined]
+    breakers = {DISPATCHER: dispatcher.breakers, MAINTENANCE: [maintenance.breaker]}
     pulse = ServiceHeartbeat("default", breakers, uuid.uuid4())
     pulse.start()
     try:
         eventually(lambda: Subscriber.objects.count() == 2)
         names = {
-            row.queue: [one["name"].split(" ")[0] for one in json.loads(row.breakers)]
+            row.queue: [load["name"].split(" ")[0] for load in json.loads(row.breakers)]
             for row in Subscriber.objects.all()
         }
         assert names == {DISPATCHER: ["Fetch", "Dispatch", "Recovery"], MAINTENANCE: ["Maintenance"]}
@@ -86,7 +91,7 @@ def test_a_dispatcher_and_the_housekeeping_tell_their_breakers_and_sign_off() ->
 
 
 @pytest.mark.parametrize("name", NO_QUEUES)
-def test_a_dead_dispatcher_or_housekeeper_is_forgotten_and_makes_nobody_careful(name: str) -> None:
+def test_a_dead_dispatcher_or_maintenance_is_removed_and_starts_no_crash_tracking(name: str) -> None:
     Subscriber.objects.create(
         queue=name, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - timedelta(hours=1)
     )
