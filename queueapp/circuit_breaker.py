@@ -200,4 +200,11 @@ class RateBreaker:
 
 def first_line(error: BaseException) -> str:
     """Class and first line of an error."""
-    return f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {error}".strip().split("\n", 1)[0] + pool_hint(error)
+
+
+def pool_hint(error: BaseException) -> str:
+    """Why a pool gave no connection, which is no fault of the database; '' for any other error."""
+    if type(error.__cause__ or error).__name__ != "PoolTimeout":
+        return ""
+    return " (all connections of the pool are in use: OPTIONS['pool'] needs a larger max_size, or remove the pool)"

@@ -68,6 +68,12 @@ def of_tree(
     maintenance: bool = True,
 ) -> int:  # fmt: skip
     """The most connections that one ``runqueueworker`` has to the database of these queues."""
+    return processes * of_worker(queues, concurrency).total + of_services(dispatcher, maintenance) + 1
+
+
+def of_services(dispatcher: bool, maintenance: bool) -> int:
+    """The most connections that the process has to a database that dispatches or runs maintenance: one for each of its
+    services."""
     journal = bool(maintenance and settings.JOURNAL)
     services = 0
     if dispatcher or maintenance:
@@ -75,7 +81,7 @@ def of_tree(
     if maintenance:
         evaluation = any(queue.delivery.has_expressions for queue in registry.queues)
         services += 1 + evaluation + bool(settings.ALERTS) + journal
-    return processes * of_worker(queues, concurrency).total + services + 1
+    return services
 
 
 def pool_shortfall(alias: str, queues: Sequence[Any], concurrency: int | None = None) -> Shortfall | None:
@@ -93,6 +99,20 @@ def pool_shortfall(alias: str, queues: Sequence[Any], concurrency: int | None = 
     if size < needed.minimum:
         return Shortfall(problem, f"at least {needed.minimum} are required: {remedy}", fatal=True)
     return Shortfall(f"{problem}; receivers will wait for each other", remedy)
+
+
+def services_shortfall(alias: str, *, dispatcher: bool = True, maintenance: bool = True) -> Shortfall | None:
+    """Whether the connection pool of a database is smaller than the process needs that dispatches or runs maintenance.
+    Does not connect."""
+    size = _pool_size(connections[alias].settings_dict.get("OPTIONS", {}).get("pool"))
+    needed = of_services(dispatcher, maintenance)
+    if size is None or size >= needed:
+        return None
+    return Shortfall(
+        f"the connection pool of database {alias!r} has at most {size} connections (OPTIONS['pool']), and the "
+        f"dispatcher process needs {needed}, one for each of its services; delayed or expired messages may stay",
+        f"set its max_size to {needed} or more, or remove the pool",
+    )
 
 
 def server_shortfalls(alias: str, needed: int, *, free: bool = False) -> list[Shortfall]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from django.db import OperationalError
 
 from queueapp import circuit_breaker
 from queueapp.circuit_breaker import CircuitBreaker, RateBreaker, State
@@ -143,3 +144,14 @@ def test_the_remedy_is_shown_as_long_as_the_error_lasts(clock: Clock, monkeypatc
     item.success()
     item.failure(ValueError("another"))
     assert asked == ["table a", "table b", "another", "another"], "what is lacking may be something else by then"
+
+
+def test_a_pool_without_a_free_connection_is_named_and_not_the_database() -> None:
+    pool = pytest.importorskip("psycopg_pool")
+    error = OperationalError("couldn't get a connection after 5.00 sec")
+    assert circuit_breaker.first_line(error) == "OperationalError: couldn't get a connection after 5.00 sec"
+
+    error.__cause__ = pool.PoolTimeout(str(error))
+
+    assert circuit_breaker.first_line(error).endswith("5.00 sec" + circuit_breaker.pool_hint(error))
+    assert "OPTIONS['pool'] needs a larger max_size" in circuit_breaker.pool_hint(error)

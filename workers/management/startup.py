@@ -44,6 +44,16 @@ def check_connections(
     pool = connection_limits.pool_shortfall(alias, queues, concurrency)
     if pool is not None and pool.fatal:
         raise CommandError(f"No message could be handled: {pool.problem}. Remedy: {pool.remedy}.")
+    given = {name: tree[name] for name in ("dispatcher", "maintenance") if name in tree}
+    check_services_pool(command, alias, **given)
     needed = connection_limits.of_tree(queues, concurrency=concurrency, **tree)
     for found in [*([pool] if pool else []), *connection_limits.server_shortfalls(alias, needed, free=True)]:
+        command.stderr.write(f"Warning: {found.problem}. Remedy: {found.remedy}.")
+
+
+def check_services_pool(command: BaseCommand, alias: str, **services: bool) -> None:
+    """Compare the connection pool of a database with what the process needs that dispatches and runs maintenance
+    (``connection_limits.services_shortfall``)."""
+    found = connection_limits.services_shortfall(alias, **services)
+    if found is not None:
         command.stderr.write(f"Warning: {found.problem}. Remedy: {found.remedy}.")

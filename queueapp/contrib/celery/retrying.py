@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections, transaction
 
+from ...circuit_breaker import pool_hint
 from ...failures.poison_store import PASSING
 from ...sql import ErrorKind, SessionState, backend_of
 
@@ -94,8 +95,7 @@ def close_if_lost(alias: str, error: BaseException) -> None:
 def _wait_or_raise(alias: str, error: Exception, attempt: int) -> Any:
     if attempt >= ATTEMPTS or not is_transient(alias, error):
         raise error
-    log.info(
-        "Celery results: attempt %d of %d failed and is repeated: %s", attempt, ATTEMPTS, str(error).split("\n", 1)[0]
-    )
+    cause = str(error).split("\n", 1)[0] + pool_hint(error)
+    log.info("Celery results: attempt %d of %d failed and is repeated: %s", attempt, ATTEMPTS, cause)
     close_if_lost(alias, error)
     time.sleep(min(_MAX_WAIT, _FIRST_WAIT * 2 ** (attempt - 1)))

@@ -13,7 +13,7 @@ from django.db import connection, connections
 
 from queueapp.operations import connection_limits
 from tests.testapp.models import AtMostOnce, Leased, Urgent
-from workers.management.startup import check_connections
+from workers.management.startup import check_connections, check_services_pool
 
 pytestmark = pytest.mark.django_db
 QUEUES = [Leased, Urgent, AtMostOnce]
@@ -119,3 +119,25 @@ def test_connections_in_use_are_not_free_for_a_start() -> None:
         assert " are in use now" in found.problem
     finally:
         second_connection.close()
+
+
+def test_a_pool_smaller_than_the_services_of_the_dispatcher_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, command: BaseCommand
+) -> None:
+    """With two connections delayed messages stayed, and the log said that the database does not answer."""
+    pool(monkeypatch, {"max_size": 2})
+    check_services_pool(command, "default", maintenance=False)
+
+    assert "has at most 2 connections (OPTIONS['pool']), and the dispatcher process needs 3" in (
+        command.stderr.getvalue()
+    )
+
+
+@pytest.mark.parametrize("value", [None, {"max_size": 30}])
+def test_no_pool_or_a_large_one_is_no_line_about_services(
+    monkeypatch: pytest.MonkeyPatch, command: BaseCommand, value: Any
+) -> None:
+    pool(monkeypatch, value)
+    check_services_pool(command, "default", maintenance=True)
+
+    assert command.stderr.getvalue() == ""

@@ -15,7 +15,7 @@ from queueapp.sql import backend_of
 
 from ...processes.child_databases import require_shareable_databases
 from ...processes.supervisor import Supervisor
-from ..startup import bind, report_database
+from ..startup import bind, check_services_pool, report_database
 
 
 class Command(OperatorCommand):
@@ -44,6 +44,7 @@ class Command(OperatorCommand):
         backend_of(connections[alias]).check_server(connections[alias])
         require_shareable_databases()
         schema_check.require_tables(alias, [])
+        check_services_pool(self, alias, maintenance=not options["no_maintenance"])
         report_database(self, alias, [DelayedMessage])
         connections.close_all()
         endpoint = bind(options["http"])
