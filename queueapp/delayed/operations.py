@@ -4,7 +4,7 @@ and in another store, if it is configured and has the verb."""
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections, router
@@ -46,6 +46,9 @@ def reschedule(
         raise InvalidMessage(f"delay = {delay!r} is not accepted: it must be a timedelta (a bare number has no unit).")
     if at is not None and (not isinstance(at, datetime) or timezone.is_naive(at)):
         raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
+    far = timedelta(days=100 * 365)
+    if (delay is not None and delay > far) or (at is not None and at > datetime.now(UTC) + far):
+        raise InvalidMessage(f"{delay or at!r} is not accepted: it must be within 100 years from now.")
     due: Any = at if at is not None else Now() + delay
     changed = SqlDelayedStore(using).reschedule(message_id, due)
     connection = connections[using]

@@ -226,6 +226,8 @@ def test_rescheduling_needs_one_time(when: dict[str, Any]) -> None:
         ({"at": datetime(2050, 1, 1)}, "an aware datetime"),
         ({"at": "2050-01-01"}, "an aware datetime"),
         ({"delay": 5}, "a timedelta"),
+        ({"at": datetime(9999, 12, 31, 23, tzinfo=UTC)}, "within 100 years"),
+        ({"delay": timedelta(days=200 * 365)}, "100 years"),
     ],
 )
 def test_rescheduling_takes_the_times_that_a_send_takes(when: dict[str, Any], accepted: str) -> None:
