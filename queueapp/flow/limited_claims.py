@@ -96,7 +96,9 @@ class LimitedClaims:
                 return self.sql.limits.claim_within(connection, ranges, limit, token, owner, lease_ms, maximum, seen)
 
             got = record_cache_of(self.queue, connection).claim(self.sql, connection, claim)
-            return ClaimResult(got.rows, got.at_limit, len(got.rows) == limit)
+            # Short of what was asked for because of the limit: there may be more, once these have ended.
+            full = len(got.rows) == limit or bool(got.rows and got.at_limit)
+            return ClaimResult(got.rows, got.at_limit, full)
         if bounded and self._exceeds_capacity(connection, ranges):
             return self._claim_unlimited(connection, ranges, limit, token, owner, lease_ms)
         given = self.sql.limits.take_up(connection, owner, limit, token, lease_ms)
@@ -179,7 +181,7 @@ class LimitedClaims:
                 return ClaimResult([])
             wanted = min(limit, owned)
             got = self.sql.limits.claim_within(connection, ranges, wanted, token, owner, lease_ms, maximum)
-            return ClaimResult(got.rows, got.at_limit, len(got.rows) == wanted)
+            return ClaimResult(got.rows, got.at_limit, len(got.rows) == wanted or bool(got.rows and got.at_limit))
         heads = self.sql.limits.lock_heads(connection, ranges, FILTERED_WINDOW if filtered else window, bodies=filtered)
         passes = self._matching(subscriptions, heads) if filtered else None
         shared = self._assign(connection, subscriptions, heads, remaining, passes)

@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from queueapp.conf import settings
 from queueapp.sql.claims import BODY, Claimed
 
+#: Seconds of a handler that are more than a claim and an ack.
+SLOW_HANDLER = 0.005
+
 
 class BatchSizer:
     """The batch size ``n`` of one receiver."""
@@ -42,6 +45,12 @@ class BatchSizer:
     def at_most(self, limit: int) -> BatchSizer:
         """Another sizer, with the same targets and a lower limit."""
         return BatchSizer(min(limit, self.limit), self._target, self._max_bytes)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a handler takes longer than a claim and an ack, so that several receivers with one message each are
+        worth more than one with several. Not known of those that take batches."""
+        return self._average > SLOW_HANDLER
 
     def weigh(self, rows: Sequence[Claimed]) -> None:
         """A claim has brought these rows."""

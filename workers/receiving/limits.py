@@ -22,6 +22,7 @@ No receiver waits for a permit. When one is free that was refused before, the pu
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -81,6 +82,12 @@ class InFlightLimit:
     def takes_none(self) -> bool:
         """Whether the limit is 0: this process is given no message."""
         return self._limit == 0
+
+    @property
+    def free(self) -> int:
+        """How many more messages this process may have in flight."""
+        granted = self.granted()
+        return sys.maxsize if granted is None else max(0, granted - self.outstanding())
 
     def outstanding(self) -> int:
         """Messages that the receivers hold, or are about to claim."""

@@ -304,9 +304,13 @@ class QueuePump:
                 return
             if not self.may_submit():
                 return
+            free = self.backlog.free
+            if not free:
+                schedule.unserved = True  # the receiver that ends messages of this process claims again
+                return
             if waiting >= self.peek_limit:
                 # More than was counted: all receivers, each until its claims are no longer full.
-                self.pool.submit(1 if self.health.is_degraded else self.pool.concurrency)
+                self.pool.submit(1 if self.health.is_degraded else min(self.pool.concurrency, free))
                 return
             assert found is not None
             waiting -= self.assigned_messages()
@@ -320,7 +324,7 @@ class QueuePump:
                 if schedule.wake.wait(turn) and schedule.is_due:
                     schedule.wake.clear()
                 continue
-            self._submit_for(max(1, share))
+            self._submit_for(max(1, share), free)
             return
 
     def submit_for_assigned(self) -> bool:
@@ -351,18 +355,18 @@ class QueuePump:
             if (active.started > now - GROW_WAIT if active else receiver.share_at > now - PATIENCE)
         )
 
-    def _submit_for(self, messages: int) -> None:
+    def _submit_for(self, messages: int, free: int) -> None:
         """Call receivers for so many messages, each for its share: one for each message, or for each batch where
-        handlers are fast. Of many workers each calls one: what they found is old by the time of their claims, and one
-        receiver is in vain once at most."""
-        receivers = min(-(-messages // self._batch_size()), self.pool.idle)
+        handlers are fast; no more than may be in flight besides (``free``). Of many workers each calls one: what they
+        found is old by the time of their claims, and one receiver is in vain once at most."""
+        receivers = min(-(-messages // self._batch_size()), self.pool.idle, free)
         if self.workers > 1 or self.health.is_degraded:
             receivers = min(receivers, 1)
         if receivers:
             self.pool.submit(receivers, -(-messages // receivers))
 
     def _batch_size(self) -> int:
-        return max((receiver.size.n for receiver in self.pool.receivers), default=1)
+        return max((self._batch_of(receiver) for receiver in self.pool.receivers), default=1)
 
     def peek(self) -> PeekResult | None:
         """Peek ahead of the marks and into the window of the rescan; None when the database failed."""
@@ -416,7 +420,7 @@ class QueuePump:
                     return
             if health.throttled and self.probing_receivers() > 1:
                 break
-            limit = 1 if health.throttled else receiver.max_batch
+            limit = 1 if health.throttled else self._batch_of(receiver)
             if messages is not None:
                 limit = min(limit, messages)
                 receiver.share, receiver.share_at = messages, monotonic()
@@ -473,6 +477,21 @@ class QueuePump:
         rate.give_back(max(0, tokens - count))
         return count
 
+    def _batch_of(self, receiver: Receiver) -> int:
+        """How many messages a receiver claims at once. Where few may be in flight, a batch of a slow handler would keep
+        from the other receivers what they could handle meanwhile."""
+        allowed = self._allowed_in_flight() if receiver.size.is_slow else None
+        if allowed is None:
+            return receiver.max_batch
+        return min(receiver.max_batch, max(1, allowed // self.pool.concurrency))
+
+    def _allowed_in_flight(self) -> int | None:
+        """How many messages this process may have in flight, by its limit and by its part of the queue's; None: as many
+        as its batches take."""
+        limited = self.state.limited_claims
+        limits = [self.backlog.granted(), None if limited is None else max(1, limited.limit // self.workers)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def _peek_share(self) -> int:
         """How many messages are this worker's share, by a peek of the receiver's own."""
         found = self.peek()
@@ -496,7 +515,13 @@ class QueuePump:
 
     def claim_was_full(self) -> None:
         schedule = self.schedule
-        if schedule.grow_at is None and self.pool.idle and not self.health.is_degraded:
+        if (
+            schedule.grow_at is None
+            and self.pool.idle
+            and not self.health.is_degraded
+            and not self.state.at_limit
+            and self.backlog.free
+        ):
             schedule.grow_at = monotonic() + GROW_WAIT * self.workers
             schedule.wake.set()
 

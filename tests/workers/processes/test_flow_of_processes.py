@@ -131,7 +131,7 @@ def test_fairness_model_proportional_among_processes(start_tree: Callable[..., T
         (["--backlog", "testapp.Leased=3"], "which is not received here"),
         (["--filter", "testapp.Capped=/a ="], "Column "),
         (["--filter", "nothing"], "it must be QUEUE=EXPRESSION"),
-        (["--filter", "testapp.Capped=/a = 1", "--until-empty"], "--until-empty would wait for ever"),
+        (["--filter", "testapp.Capped=/a = 1", "--until-empty"], "--until-empty cannot be combined"),
     ],
 )
 def test_what_is_wrong_with_a_subscription_is_reported(

@@ -19,7 +19,7 @@ from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import SeqRange
 from tests.in_process_worker import Worker, eventually, real_commits
-from tests.testapp.messages import Nop
+from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import (
     Capped,
     CappedEach,
@@ -115,6 +115,39 @@ def test_max_backlog_of_a_transactional_queue_bounds_its_open_handlers(start_wor
     gate.open.set()
     eventually(lambda: not CappedTransactional.objects.exists())
     assert (gate.max_running, gate.ended) == (3, 20)
+
+
+def test_slow_handlers_claim_no_batch_of_what_other_receivers_could_handle(start_worker: Start) -> None:
+    """Of five messages in flight two receivers had all, and the others none: half the rate."""
+    slow, batches = threading.Event(), []
+
+    @consumer(Capped, name="slow")
+    def handle(message: Ping) -> None:
+        slow.wait(0.02)
+
+    start_worker(Capped, heartbeat=True, concurrency=Capped.delivery.max_backlog + 1)
+    Capped.send_many(Ping(str(number)) for number in range(200))
+
+    def drained() -> bool:
+        batches.extend(one.messages for one in queue_sql(Capped, connection).limits.leases(connection))
+        return not Capped.objects.exists()
+
+    eventually(drained, 60)
+    assert max(batches) == 1
+
+
+def test_a_process_at_its_backlog_calls_no_receiver_that_could_claim_nothing(start_worker: Start) -> None:
+    gate = Gate(CappedEach)
+    CappedEach.send_many(Nop(number, "") for number in range(600))
+    worker = start_worker(CappedEach, backlog=1, heartbeat=True, concurrency=4)
+    eventually(lambda: gate.inside == 1)
+    peeks = worker.pump.stats.peeks
+    eventually(lambda: worker.pump.stats.peeks >= peeks + 3)
+    assert len(worker.pump.receivers) == 1
+    gate.open.set()
+    eventually(lambda: gate.ended > 300)
+    assert len(worker.pump.receivers) == 1
+    assert worker.pump.stats.peeks < peeks + 300, "none for each message"
 
 
 def test_max_backlog_bounds_receive_as_well(start_worker: Start) -> None:
