@@ -13,7 +13,7 @@ from django.db import Error, connections, router
 
 from .. import registry
 from ..errors import UnsupportedServer
-from ..models import DelayedMessage, Leader, PoisonMessage, QueueControl, Subscriber, Subscription
+from ..models import DelayedMessage, Leader, PoisonMessage, QueueControl, Schedule, Subscriber, Subscription
 from ..sql import ErrorKind, backend_of
 from .error_hints import connection_of
 
@@ -28,6 +28,7 @@ _OF_WORKERS = (
     (PoisonMessage, ("SELECT", "INSERT", "DELETE"), ()),
     (Subscription, ("SELECT", "INSERT", "UPDATE"), ()),
     (Leader, ("SELECT", "INSERT", "UPDATE"), ()),
+    (Schedule, _ALL, ()),
 )
 
 

@@ -43,6 +43,8 @@ class DelayedDispatcher(Service):
         super().__init__(f"dispatcher-{scope}")
         self.elector = Elector(alias, role_name("delayed dispatcher") + suffix, holder)
         self.schedules = ScheduleRunner(alias)
+        #: Whether it was logged that schedules cannot be run.
+        self._schedules_fail = False
         self.dispatched = 0
         #: Whether it was logged that the configured store refuses the semantics of all queues.
         self._is_refused = False
@@ -114,8 +116,17 @@ class DelayedDispatcher(Service):
         return min(next_schedule, self._dispatch_round(poll))
 
     def _run_schedules(self) -> float:
-        """Run the schedules that are due; returns how many seconds to wait for the next."""
-        return self.schedules.round(self.elector.term, self._may_continue)
+        """Run the schedules that are due; returns how many seconds to wait for the next. Without their table, or the
+        privilege to use it, delayed messages are moved all the same."""
+        try:
+            return self.schedules.round(self.elector.term, self._may_continue)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in (ErrorKind.MISSING, ErrorKind.DENIED):
+                raise
+            if not self._schedules_fail:
+                self._schedules_fail = True
+                log.error("Schedules in %r are not run: %s", self.alias, error, extra={"database": self.alias})
+            return math.inf
 
     def _may_continue(self) -> bool:
         restart_deadline()

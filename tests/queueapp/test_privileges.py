@@ -23,6 +23,7 @@ from queueapp.contrib.celery import result_rows, topology
 from queueapp.contrib.celery.in_flight import LeasedMessage
 from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue
 from queueapp.failures import apply_verdict, poison_operations, recoverability
+from queueapp.flow.rate_limit import RateLimit
 from queueapp.journal import retention
 from queueapp.models import (
     DelayedMessage,
@@ -32,6 +33,7 @@ from queueapp.models import (
     Now,
     PoisonMessage,
     QueueControl,
+    Schedule,
     Subscriber,
     Subscription,
 )
@@ -39,6 +41,7 @@ from queueapp.models.delivery import Delivery
 from queueapp.operations import control, move_messages, schema_check, subscriptions
 from queueapp.operations.journal import journal_stats
 from queueapp.operations.statistics import queue_stats
+from queueapp.schedules import declarations, stored
 from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import purge_expired
 from queueapp.services.orphaned_leases import release_orphaned_leases
@@ -177,7 +180,8 @@ def test_a_producer_sends_in_every_way_and_cannot_read_or_delete() -> None:
     assert DelayedMessage.objects.count() == 1
 
 
-def test_a_worker_receives_ends_fails_dispatches_and_runs_maintenance() -> None:
+def test_a_worker_receives_ends_fails_dispatches_and_runs_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "declared", {})
     Leased.send_many({"n": n} for n in range(6))
     Leased.send({"n": 7}, delay=timedelta(0))
     with acting_as("worker"):
@@ -212,6 +216,14 @@ def test_a_worker_receives_ends_fails_dispatches_and_runs_maintenance() -> None:
         assert leadership.try_lead()
         leadership.resign()
         assert poison_operations.drop_old(timedelta(hours=1)) == 0
+        Leased.schedule({}, name="of the worker", every=timedelta(seconds=1), misfire="skip")
+        stored.declare("default")
+        assert stored.run_due("default") is not None
+        monkeypatch.setattr(declarations, "declared", {})
+        stored.declare("default")
+        assert not Schedule.objects.exists()
+        monkeypatch.setattr(Leased, "delivery", Delivery(Leased.delivery.given | {"rate": "60/s"}, "a test's "))
+        assert RateLimit(Leased, "default").take(1) == RateLimit(Leased, "default").take(1) == 1
         with refused():
             PoisonMessage.objects.update(reason="forged")
     assert Leader.objects.get(role="test").term == 1
@@ -253,6 +265,7 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
     PoisonMessage.objects.bulk_create(
         [PoisonMessage(queue=Leased._meta.label, message_id=digit * 32, reason="tests") for digit in "01"]
     )
+    Schedule.objects.create(name="by hand", queue="testapp.Leased", every=timedelta(hours=1))
     with acting_as("inspector"), refused():
         Leased.objects.all().delete()
     with acting_as("inspector", "operator"):
@@ -261,6 +274,9 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
         assert poison_operations.requeue(PoisonMessage.objects.filter(message_id="0" * 32)) == 1
         assert poison_operations.archive(poison_operations.find()) == 1
         control.resume(Leased)
+        assert stored.pause("default", ["by hand"]) == stored.resume("default", ["by hand"]) == 1
+        assert stored.run_now("default", "by hand") is not None
+        Leased.objects.filter(headers__contains='"schedule"').delete()
         with refused():
             Subscriber.objects.all().delete()
     assert Leased.objects.count() == 1

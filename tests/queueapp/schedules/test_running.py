@@ -272,3 +272,20 @@ def test_the_dispatcher_runs_what_is_due_and_what_an_operator_resumes() -> None:
     ]
     first = datetime.fromisoformat(times[0])
     assert times == [(first + timedelta(seconds=n)).isoformat() for n in range(len(times))]
+
+
+@real_commits
+def test_without_its_table_delayed_messages_are_moved_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    Leased.send({}, delay=timedelta(0))
+    dispatcher = DelayedDispatcher("default", uuid.uuid4())
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER TABLE queueapp_schedule RENAME TO queueapp_schedule_gone")
+        try:
+            with caplog.at_level(logging.ERROR):
+                dispatcher._round()
+                dispatcher._round()
+        finally:
+            cursor.execute("ALTER TABLE queueapp_schedule_gone RENAME TO queueapp_schedule")
+
+    assert Leased.objects.count() == 1
+    assert caplog.text.count("Schedules in 'default' are not run") == 1
