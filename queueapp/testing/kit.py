@@ -7,6 +7,7 @@ that watches time limits while a message is handled.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,7 @@ from ..consuming.registry import registered
 from ..inline import Outcome
 from ..models import DeferredAck, DelayedMessage, ForwardedMessage, PoisonMessage, Subscriber
 from ..registry import queues
+from ..schedules import declarations, stored
 from ..sending.isolation import close_isolated
 from ..sending.validation import alias_of
 from ..sql.claims import LAST_END
@@ -96,6 +98,18 @@ class Kit:
     async def aadvance(self, period: timedelta) -> None:
         """``advance`` for an async test."""
         await sync_to_async(self.advance, thread_sensitive=True)(period)
+
+    def run_schedule(self, name: str) -> uuid.UUID:
+        """Run a schedule that is declared in code, or stored, once, as if it were due; returns the id of its message.
+        Raises LookupError for a name that no schedule has."""
+        aliases = self._aliases()
+        if (declaration := declarations.declared.get(name)) is not None:
+            aliases = [declaration.alias]
+            stored.declare(declaration.alias)
+        for alias in aliases:
+            if (identity := stored.run_now(alias, name)) is not None:
+                return identity
+        raise LookupError(f"No schedule is called {name!r}: neither declared in this process, nor stored.")
 
     def _aliases(self) -> list[str]:
         """The databases that this test has opened; a ``TestCase`` opens all that it may use."""

@@ -15,6 +15,7 @@ from django.db import IntegrityError, connection, transaction
 from queueapp import Context, Discard, Poison, Queue, QueueError, RetryLater, RetryNow, consumer
 from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage, Subscriber
+from queueapp.schedules import declarations
 from queueapp.testing import Kit, Sent
 from tests.databases import DATABASES, marks_of
 from tests.testapp.models import (
@@ -415,3 +416,17 @@ def test_a_failed_assertion_points_at_the_test_and_not_into_the_kit(check: Any) 
     inside = [item for item in raised.traceback if item.path.name == "kit.py"]
     assert inside
     assert all(item.frame.f_locals.get("__tracebackhide__") for item in inside)
+
+
+@pytest.mark.django_db
+def test_a_schedule_is_run_once_as_if_it_were_due(queue_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "declared", {})
+    Leased.schedule(Shipped(7), name="each night", cron="0 3 * * *", timezone="Europe/Oslo")
+
+    identity = queue_kit.run_schedule("each night")
+
+    sent = queue_kit.assert_sent(Leased, lambda one: one.headers["schedule"] == "each night", times=1)
+    assert sent.message_id == identity
+    assert sent.message_type == f"{__name__}.Shipped"
+    with pytest.raises(LookupError, match="each day"):
+        queue_kit.run_schedule("each day")
