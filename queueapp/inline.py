@@ -100,6 +100,11 @@ def register_engine(by: Engine, rehearser: Callable[[Any, str, Mapping[str, Any]
     _engine, _rehearser = by, rehearser
 
 
+def can_rehearse() -> bool:
+    """Whether handlers can be called in a rehearsal here."""
+    return _rehearser is not None
+
+
 def has_engine() -> bool:
     """Whether there is an engine."""
     return _engine is not None

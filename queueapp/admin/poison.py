@@ -16,7 +16,7 @@ from django.urls import path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from .. import registry
+from .. import inline, registry
 from ..errors import QueueNotFound
 from ..failures import poison_operations
 from ..models import PoisonMessage
@@ -29,6 +29,7 @@ from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
+from .rehearse_poison import rehearse_view
 
 #: Filters offer what occurs among so many of the newest messages, the most frequent first.
 SAMPLE = 1000
@@ -351,17 +352,26 @@ class PoisonAdmin(MessageAdmin):
         return format_html('<a href="{}">{}</a>', self.url_of(original), message.edit_of)
 
     def get_urls(self) -> list[Any]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}_edit"
-        view = self.admin_site.admin_view(self.edit_view)
-        return [path("<path:object_id>/edit/", view, name=name), *super().get_urls()]
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        views = {"edit": self.edit_view, "rehearse": self.rehearse_view}
+        own = [
+            path(f"<path:object_id>/{verb}/", self.admin_site.admin_view(view), name=f"{name}_{verb}")
+            for verb, view in views.items()
+        ]
+        return [*own, *super().get_urls()]
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The page that edits a message and requeues the copy."""
         return self.page_of(request, object_id, partial(edit_view, self, request))
+
+    def rehearse_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The page that rehearses a message."""
+        return self.page_of(request, object_id, partial(rehearse_view, self, request))
 
     def more_of(self, request: HttpRequest, message: PoisonMessage) -> dict[str, Any]:
         return {
             "exception_message": untrusted.text(message.exception_message),
             "traceback": untrusted.text(message.traceback),
             "edit": _is_unresolved(message) and self.may_edit(request, message),
+            "rehearse": inline.can_rehearse() and self.may_edit(request, message),
         }

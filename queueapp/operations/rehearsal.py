@@ -108,6 +108,24 @@ class Rehearsal:
         """The traceback of the error; '' without one."""
         return "" if self.error is None else "".join(traceback.format_exception(self.error))
 
+    @property
+    def result(self) -> str:
+        """How it ended, in words."""
+        if self.error is not None:
+            return f"failed: {type(self.error).__name__}: {self.error}"
+        return "handled" if self.consumer else "no consumer here"
+
+    def effects(self) -> Iterator[str]:
+        """What the handler did, a line for each table, message and refusal."""
+        for table, rows in sorted(self.rows.items()):
+            yield f"{table}: {rows.inserted} inserted, {rows.updated} updated, {rows.deleted} deleted"
+        for message in self.sent:
+            yield f"sent to {message}"
+        if self.hooks:
+            yield f"{self.hooks} on_commit hook{'' if self.hooks == 1 else 's'} not run"
+        for what in self.refused:
+            yield f"refused: {what}"
+
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
         return {

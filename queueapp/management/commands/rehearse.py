@@ -102,16 +102,6 @@ class Command(OperatorCommand):
 
 
 def _report(key: Any, found: Rehearsal) -> Iterator[str]:
-    if found.succeeded:
-        result = "handled"
-    else:
-        result = f"failed: {type(found.error).__name__}: {found.error}" if found.error else "no consumer here"
-    yield f"{key}  {found.queue}  {found.consumer or '-'}  {result}  ({found.seconds:.3f} s)"
-    for table, rows in sorted(found.rows.items()):
-        yield f"    {table}: {rows.inserted} inserted, {rows.updated} updated, {rows.deleted} deleted"
-    for sent in found.sent:
-        yield f"    sent to {sent}"
-    if found.hooks:
-        yield f"    {counted(found.hooks, 'on_commit hook')} not run"
-    for what in found.refused:
-        yield f"    refused: {what}"
+    yield f"{key}  {found.queue}  {found.consumer or '-'}  {found.result}  ({found.seconds:.3f} s)"
+    for line in found.effects():
+        yield f"    {line}"
