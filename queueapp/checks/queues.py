@@ -42,12 +42,12 @@ def check_databases(**_: Any) -> list[Any]:
 
 @register(Tags.models)
 def check_fields(**_: Any) -> list[Any]:
-    """E010: a field of a queue's own gets its value from Python, and messages are stored without it."""
+    """E011: a field of a queue's own gets its value from Python, and messages are stored without it."""
     own_names = {field.name for field in QueueModel._meta.local_concrete_fields}
     hint = "Give it a db_default, or null=True without a default: messages are stored by SQL, without save()."
     return [
         checks.Error(f"{queue._meta.label}.{field.name} has no value that the database knows.", hint=hint, obj=queue,
-                     id="queueapp.E010")
+                     id="queueapp.E011")
         for queue in registry.queues
         if queue._meta.managed
         for field in queue._meta.local_concrete_fields

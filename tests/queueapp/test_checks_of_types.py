@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import msgspec
 import pytest
+from django.db import models
+from django.test.utils import isolate_apps
 
-from queueapp import Delivery, InvalidOption, checks, consumer, message_type, upcast
+from queueapp import Delivery, InvalidOption, Queue, checks, consumer, message_type, upcast
 from queueapp.checks import consumers
 from queueapp.consuming.registry import registered
+from queueapp.registry import queues
 from tests.testapp.models import Addressed, Interop, Leased, SecretOnce
 
 
@@ -85,6 +89,29 @@ def test_keys_that_a_queue_cannot_have_are_errors(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Interop.delivery, "dedupe_key", True)
     monkeypatch.setattr(Interop._meta, "managed", False)
     assert ids(checks.check_dedupe()) == ["queueapp.E085", "queueapp.E086"]
+    monkeypatch.setattr(Addressed.delivery, "target_queue_depth", None)
+    monkeypatch.setattr(Addressed.delivery, "delayed_in", ("elsewhere",))
+    assert ids(checks.check_dedupe()) == ["queueapp.E086", "queueapp.E087"]
+
+
+def test_field_of_a_queue_whose_value_is_made_in_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_fields() == []
+    monkeypatch.setattr(queues, "_by_label", {})
+    with isolate_apps("tests.testapp"):
+
+        class Tagged(Queue):
+            tag = models.UUIDField(default=uuid.uuid4)
+            place = models.TextField()
+            note = models.TextField(null=True)
+            kind = models.TextField(db_default="x")
+
+            class Meta:
+                app_label = "testapp"
+
+    found = checks.check_fields()
+
+    assert ids(found) == ["queueapp.E011", "queueapp.E011"]
+    assert [one.msg.split()[0] for one in found] == ["testapp.Tagged.tag", "testapp.Tagged.place"]
 
 
 def test_what_becomes_of_keys_that_there_are_not_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
