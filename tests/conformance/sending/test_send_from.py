@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import uuid
@@ -264,6 +265,59 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(endpoint: Endpoint, rows: 
         with pytest.raises(InvalidMessage, match="its wire format has the id"):
             queue.send_from(rows.values("name"), using=endpoint.alias)
     assert stored(endpoint) == []
+
+
+class Tagged(msgspec.Struct, tag="tagged"):
+    name: str
+
+
+class Listed(msgspec.Struct, array_like=True):
+    name: str
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class Drawn(msgspec.Struct):
+    name: str
+    key: uuid.UUID = msgspec.field(default_factory=uuid.uuid4)
+    notes: list[str] = []
+
+
+@dataclasses.dataclass
+class DrawnDataclass:
+    name: str
+    key: uuid.UUID = dataclasses.field(default_factory=uuid.uuid4)
+
+
+@pytest.mark.parametrize(
+    ("cls", "columns", "words"),
+    [
+        (Tagged, ("name",), "a Tagged has no type in these rows"),
+        (Listed, ("name",), "a Listed is an array"),
+        (Strict, ("name", "detail"), "a Strict forbids the fields detail"),
+        (Drawn, ("name",), "a Drawn has no key in these rows"),
+        (DrawnDataclass, ("name",), "a DrawnDataclass has no key in these rows"),
+    ],
+)
+def test_class_that_rows_could_not_be_read_as_is_refused(
+    endpoint: Endpoint, rows: Any, cls: Any, columns: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(InvalidMessage, match=words):
+        endpoint.queue.send_from(rows.values(*columns), of=cls, using=endpoint.alias)
+    assert stored(endpoint) == []
+
+
+def test_rows_with_what_a_class_needs_are_read_as_that_class(endpoint: Endpoint, rows: Any) -> None:
+    typed = rows.filter(name="name 1").values("name", type=Value("tagged"))
+    assert endpoint.queue.send_from(typed, of=Tagged, using=endpoint.alias) == 1
+    assert endpoint.queue.send_from(rows.values("name")[:1], of=Strict, using=endpoint.alias) == 1
+
+    tagged, strict = stored(endpoint)
+
+    assert msgspec.json.decode(bytes(tagged.body), type=Tagged) == Tagged("name 1")
+    assert msgspec.json.decode(bytes(strict.body), type=Strict).name == rows[0].name
 
 
 def test_queues_whose_bodies_the_database_cannot_write(
