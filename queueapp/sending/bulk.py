@@ -95,13 +95,14 @@ def _send_keyed(
 
 
 def _with_keys(runs: Iterable[Run], keys: Mapping[bytes, str | None]) -> Iterator[Run]:
-    """The runs with the keys that the sender gave, by id: a run for each message that has one, because it is in its
-    headers."""
+    """The runs with the keys that the sender gave, by id: each message has its own in its headers."""
     for run in runs:
-        for identity, body in zip(run.ids, run.bodies, strict=True):
-            key = keys[identity]
-            like = run.like if key is None else run.like._replace(headers=dedupe.with_key(run.like.headers, key))
-            yield Run(like, [identity], [body])
+        pairs = zip(run.ids, run.bodies, strict=True)
+        for has_key, some in groupby(pairs, lambda pair: keys[pair[0]] is not None):
+            ids, bodies = zip(*some, strict=True)
+            text = run.like.headers
+            headers = [dedupe.with_key(text, str(keys[identity])) for identity in ids] if has_key else None
+            yield Run(run.like, ids, bodies, headers)
 
 
 async def asend_many(queue: Any, bodies: Iterable[Any], **options: Unpack[BulkOptions]) -> int:

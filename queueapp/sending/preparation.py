@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -108,7 +109,7 @@ def encode_body(queue: Any, message: Outgoing, using: str) -> Outgoing:
 
 def encode_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
     """The runs as the queue stores them: the headers are read once, and one key is used, for each run."""
-    for run in runs:
+    for run in chain.from_iterable(one.alike() for one in runs):
         headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
         bodies = [seal(body, uuid.UUID(bytes=identity)) for identity, body in zip(run.ids, run.bodies, strict=True)]
         yield Run(run.like._replace(headers=headers), run.ids, bodies)

@@ -123,12 +123,21 @@ RUN_LENGTH = 250
 
 
 class Run(NamedTuple):
-    """Messages in storage order that differ in id (16 bytes each) and body only. Everything else is as in ``like``,
-    whose own id and body are ignored."""
+    """Messages in storage order that differ in id (16 bytes each) and body only, or in ``headers`` as well, which then
+    have one length. Everything else is as in ``like``, whose own id and body are ignored."""
 
     like: Outgoing
     ids: Sequence[bytes]
     bodies: Sequence[bytes | None]
+    headers: Sequence[str] | None = None
+
+    def alike(self) -> Iterator[Run]:
+        """The same messages in runs that differ in id and body only."""
+        if self.headers is None:
+            yield self
+            return
+        for headers, identity, body in zip(self.headers, self.ids, self.bodies, strict=True):
+            yield Run(self.like._replace(headers=headers), [identity], [body])
 
 
 def runs_of(messages: Iterable[Outgoing]) -> Iterator[Run]:

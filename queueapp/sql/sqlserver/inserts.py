@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from ...messages.ids import as_uuid
@@ -152,7 +153,7 @@ def _chunks(runs: Iterable[Run], columns: dict[str, str]) -> Iterator[tuple[list
     encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
     rows: list[str] = []
     characters, shape = 0, (False,) * len(_NAMES)
-    for like, ids, bodies in runs:
+    for like, ids, bodies, _ in chain.from_iterable(run.alike() for run in runs):
         headers, rest = like.headers, like[3:]
         shapes = [_shape(like._replace(body=body), columns) for body in (None, b"")]
         for identity, body in zip(ids, bodies, strict=True):

@@ -23,6 +23,7 @@ from queueapp.failures.poison_operations import edit_and_requeue
 from queueapp.failures.poison_store import insert_poison
 from queueapp.models import DelayedMessage, MessageKey, PoisonMessage
 from queueapp.operations import move_messages
+from queueapp.sending import dedupe
 from queueapp.sql import queue_sql
 from queueapp.topics.backfill import QueueFeeder
 from queueapp.topics.publisher import publish_stored
@@ -207,6 +208,24 @@ def test_key_holds_though_it_was_used_again_and_forgotten(queue: Any, way: Any) 
 
     send(queue, 3)
     assert waiting(queue) == [2]
+
+
+@pytest.mark.parametrize("encoding", [(), ("zlib",)])
+def test_each_message_of_a_bulk_send_has_the_key_that_its_sender_gave(
+    monkeypatch: pytest.MonkeyPatch, encoding: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(vars(KeyedOnce.delivery), "encoding", encoding)
+    keys = ["a", None, "b", "c", None]
+    bodies = [{"n": number, "key": key} for number, key in enumerate(keys)]
+
+    assert KeyedOnce.send_many(bodies, dedupe_key=lambda one: one["key"], headers={"mine": "x"}) == 5
+
+    rows = list(KeyedOnce.objects.order_by("seq"))
+    headers = [messages.decode_headers(row.headers) for row in rows]
+    stored = [messages.read_stored(bytes(row.body), row.headers, row.id, "default") for row in rows]
+    assert stored == bodies
+    assert [one.get("dedupe-key") for one in headers] == [key and dedupe.digest(key) for key in keys]
+    assert {one["mine"] for one in headers} == {"x"}
 
 
 def test_message_that_was_not_admitted_stays_where_it_was() -> None:

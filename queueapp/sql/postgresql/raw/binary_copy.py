@@ -96,8 +96,9 @@ def _row_of(headers_length: int) -> Callable[[bytes, bytes, bytes, int], bytes]:
 
 def _pack(run: Run, named: list[str], now: int, filled: Mapping[str, bool | None], priority64: bool) -> Iterator[bytes]:
     """The rows of a run in binary, in parts of about 64 kB (psycopg sends each on its own). No Python runs per row."""
-    headers = run.like.headers.encode()
-    head = _LENGTH.pack(len(headers)) + headers
+    own = [text.encode() for text in run.headers or (run.like.headers,)]
+    heads = [_LENGTH.pack(len(headers)) + headers for headers in own]
+    head = heads[0]
     start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now, filled, priority64)
     pack_row = _row_of(len(head))
     lengths = [-1 if body is None else len(body) for body in run.bodies]
@@ -105,7 +106,8 @@ def _pack(run: Run, named: list[str], now: int, filled: Mapping[str, bool | None
     rows_at_once = max(1, len(lengths) * _FLUSH // (sum(lengths) + len(lengths) * (len(head) + 30)))
     for first in range(0, len(lengths), rows_at_once):
         part = slice(first, first + rows_at_once)
-        rows = map(pack_row, repeat(start), run.ids[part], repeat(head), lengths[part])
+        of_rows = repeat(head) if run.headers is None else heads[part]
+        rows = map(pack_row, repeat(start), run.ids[part], of_rows, lengths[part])
         yield b"".join(chain.from_iterable(zip(rows, bodies[part], repeat(tail))))
 
 
