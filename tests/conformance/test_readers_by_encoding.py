@@ -150,6 +150,7 @@ DECODING = {
     "expressions/paths.py": "of bodies that need no key; refused for others",
     "failures/poison_operations.py": "a body that is not encoded yet",
     "admin/body_reader.py": "shows the bytes",
+    "schedules/stored.py": "the text of a schedule, which is not encoded before it is sent",
     "workers/receiving/handlers.py": "the reader of a kind of messages, looked up once",
 }
 
