@@ -21,7 +21,7 @@ from ..errors import UnsupportedServer
 from .base import Backend, ErrorKind, QueueSql
 from .database import SessionState
 from .orm import nonblocking
-from .spark import LedgerTable, SparkSql
+from .spark import LedgerTable, SourceTable, SparkJournalSql, SparkReadSql, SparkSql
 from .tables import Expiry, QueueTable
 
 
@@ -71,7 +71,7 @@ def _unsupported(connection: Any) -> UnsupportedServer:
     )
 
 
-def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:
+def spark_sql(vendor: str, queue: QueueTable | None, ledger: LedgerTable) -> SparkSql:
     """The statements for a database vendor. Raises UnsupportedServer for a vendor that the sink does not support."""
     if vendor == "postgresql":
         from .postgresql.spark import PostgresqlSparkSql
@@ -84,6 +84,32 @@ def spark_sql(vendor: str, queue: QueueTable, ledger: LedgerTable) -> SparkSql:
     raise UnsupportedServer(f"The Spark sink writes to PostgreSQL and SQL Server; this database is {vendor!r}.")
 
 
+def spark_read_sql(vendor: str, table: SourceTable) -> SparkReadSql:
+    """The statements that read a table from Spark. Raises UnsupportedServer for another vendor."""
+    if vendor == "postgresql":
+        from .postgresql.spark import PostgresqlSparkReadSql
+
+        return PostgresqlSparkReadSql(table)
+    if vendor == "microsoft":
+        from .sqlserver.spark import SqlServerSparkReadSql
+
+        return SqlServerSparkReadSql(table)
+    raise UnsupportedServer(f"The Spark source reads PostgreSQL and SQL Server; this database is {vendor!r}.")
+
+
+def spark_journal_sql(vendor: str, table: SourceTable) -> SparkJournalSql:
+    """The statements that read the journal from Spark. Raises UnsupportedServer for another vendor."""
+    if vendor == "postgresql":
+        from .postgresql.spark import PostgresqlSparkJournalSql
+
+        return PostgresqlSparkJournalSql(table)
+    if vendor == "microsoft":
+        from .sqlserver.spark import SqlServerSparkJournalSql
+
+        return SqlServerSparkJournalSql(table)
+    raise UnsupportedServer(f"The Spark source reads PostgreSQL and SQL Server; this database is {vendor!r}.")
+
+
 __all__ = [
     "Backend",
     "ErrorKind",
@@ -93,5 +119,7 @@ __all__ = [
     "backend_of",
     "nonblocking",
     "queue_sql",
+    "spark_journal_sql",
+    "spark_read_sql",
     "spark_sql",
 ]

@@ -1,4 +1,4 @@
-"""The statements of the Spark sink: the interface, and the names of staging tables.
+"""The statements of the Spark data source: the interfaces of sink and source, and the names of staging tables.
 
 They run in Spark's processes, on connections of their own and without Django: an implementation returns texts, and
 ``queueapp.contrib.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are
@@ -8,18 +8,28 @@ always parameters; the name of a staging table is made here and consists of lowe
 from __future__ import annotations
 
 import abc
+import enum
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from django.db import models
+
+from .journal import Position
 from .message_columns import SENT
 from .tables import QueueTable
 
-#: The columns that a DataFrame or the sink may set, in the order of the staging table. Others keep their column
-#: defaults.
+#: The columns of a message that a DataFrame or the sink may set, in the order of the staging table. Others keep their
+#: column defaults.
 STAGED = ("id", "headers", "body", *(column.name for column in SENT))
+#: When a message is due that goes to the delayed store; NULL: into the queue.
+DUE_AT = "due_at"
+#: ``JournalEntry.queues`` of a message of a topic.
+MARKS = "marks"
+#: Of a message of a topic: whether it enters a queue. With the number of the queue, as ``of_route`` makes it.
+ENTERS = "enters"
 
 _PREFIX = "queueapp_stage_"
 _NAME = re.compile(_PREFIX + r"([0-9a-f]+)_([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]{8}")
@@ -59,10 +69,37 @@ class LedgerTable:
         return cls(model._meta.db_table, {field.name: field.column for field in model._meta.local_concrete_fields})
 
 
-class SparkSql(abc.ABC):
-    """The statements of one queue's sink, as texts for the driver's parameter style."""
+_NUMBERED = re.compile(r"(.+)_[0-9]+")
 
-    def __init__(self, queue: QueueTable, ledger: LedgerTable) -> None:
+
+def of_route(attribute: str, number: int) -> str:
+    """The staging column of an attribute that differs between the queues of a topic."""
+    return f"{attribute}_{number}"
+
+
+def attribute_of(column: str) -> str:
+    """The attribute in a staging column."""
+    match = _NUMBERED.fullmatch(column)
+    return match[1] if match else column
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a staging table goes into one queue. ``renamed``: attribute to the staging column that is taken instead;
+    ``where``: the staging column, a boolean, that chooses rows."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
+
+
+EVERYTHING = Selection()
+
+
+class SparkSql(abc.ABC):
+    """The statements of one sink, as texts for the driver's parameter style. ``queue``: the queue that is written to;
+    None where a statement is about no queue."""
+
+    def __init__(self, queue: QueueTable | None, ledger: LedgerTable) -> None:
         self.queue = queue
         self.ledger = ledger
 
@@ -106,9 +143,142 @@ class SparkSql(abc.ABC):
         """Delete ledger rows of earlier micro-batches; parameters queue, publish_id, first batch_id to keep."""
 
     @abc.abstractmethod
-    def move(self, name: StagingName, attributes: Sequence[str], constants: Sequence[str], lifetime: bool) -> str:
-        """Copy a staging table into the queue in the order in which it was written.
+    def move(
+        self,
+        name: StagingName,
+        attributes: Sequence[str],
+        constants: Sequence[str],
+        lifetime: bool,
+        selection: Selection = EVERYTHING,
+    ) -> str:
+        """Copy a staging table into the queue in the order in which it was written; without the rows that have a
+        ``DUE_AT``, if that is among the attributes.
 
         Parameters: one value per attribute in ``constants``; then, with ``lifetime``, the milliseconds after which a
         message without an expiry of its own expires.
         """
+
+    @abc.abstractmethod
+    def move_delayed(
+        self, name: StagingName, table: str, attributes: Sequence[str], constants: Sequence[str], lifetime: bool
+    ) -> str:
+        """Copy the rows that have a ``DUE_AT`` into the delayed ``table``; parameters: the queue's label, then as
+        ``move``. The lifetime counts from when they are due."""
+
+    @abc.abstractmethod
+    def move_to_journal(
+        self, name: StagingName, table: str, attributes: Sequence[str], constants: Sequence[str]
+    ) -> str:
+        """Append a staging table to the journal in the order in which it was written; parameters: the topic, the marks
+        unless ``MARKS`` is among the attributes, and one value per attribute in ``constants``."""
+
+    @abc.abstractmethod
+    def probe_insert(self, table: str) -> str:
+        """Inserts nothing into the delayed table or the journal, and fails when the privilege is missing."""
+
+    @abc.abstractmethod
+    def depth(self) -> str:
+        """How many rows the queue's table has, at most as many as the parameter says."""
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class ReadKind(enum.Enum):
+    """The type of a column as Spark reads it."""
+
+    INT = "int"
+    LONG = "long"
+    TEXT = "text"
+    BYTES = "bytes"
+    BOOL = "bool"
+    TIME = "time"
+    #: UTC in a column without a time zone.
+    NAIVE_TIME = "naive time"
+    UUID = "uuid"
+    #: A number on PostgreSQL, a rowversion on SQL Server.
+    POSITION = "position"
+
+
+def _read_kind(field: Any) -> ReadKind | None:
+    """The kind of a Django field; None for one that is not read (a project's own type)."""
+    if type(field).__name__ == "PositionField":  # not imported: models import this package
+        return ReadKind.POSITION
+    if isinstance(field, models.UUIDField):
+        return ReadKind.UUID
+    if isinstance(field, models.DateTimeField):
+        return ReadKind.NAIVE_TIME if getattr(field, "naive_utc", False) else ReadKind.TIME
+    kinds: tuple[tuple[type, ReadKind], ...] = (
+        (models.BinaryField, ReadKind.BYTES),
+        (models.BooleanField, ReadKind.BOOL),
+        (models.BigIntegerField, ReadKind.LONG),
+        (models.IntegerField, ReadKind.INT),
+        (models.CharField, ReadKind.TEXT),
+        (models.TextField, ReadKind.TEXT),
+    )
+    return next((kind for cls, kind in kinds if isinstance(field, cls)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table that Spark reads. ``key``: the attribute whose numbers rise with every row; ``columns``: attribute to
+    column name and kind."""
+
+    db_table: str
+    key: str
+    columns: dict[str, tuple[str, ReadKind]]
+
+    @classmethod
+    def of(cls, model: Any) -> SourceTable:
+        fields = ((field, _read_kind(field)) for field in model._meta.local_concrete_fields)
+        columns = {field.name: (field.column, kind) for field, kind in fields if kind is not None}
+        return cls(model._meta.db_table, "seq" if "seq" in columns else model._meta.pk.name, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on one attribute. ``operator``: = < <= > >= with one value, or "contains": any of the values is a
+    part of the text."""
+
+    attribute: str
+    operator: str
+    values: tuple[Any, ...]
+
+
+class SparkReadSql(abc.ABC):
+    """The statements that read one table: (text, parameters), each a statement and a snapshot of its own."""
+
+    def __init__(self, table: SourceTable) -> None:
+        self.table = table
+
+    @property
+    @abc.abstractmethod
+    def bounds(self) -> str:
+        """The lowest and the highest key."""
+
+    @abc.abstractmethod
+    def page(
+        self, attributes: Sequence[str], conditions: Sequence[Condition], after: int, last: int, limit: int
+    ) -> tuple[str, list[Any]]:
+        """The first rows with keys after one and up to another, by key: the key, then the attributes."""
+
+
+class SparkJournalSql(SparkReadSql):
+    """The statements that read the journal in the order of its positions (``sql.journal``), for a stream."""
+
+    #: The horizon: no entry appears before this txid any more.
+    horizon: str
+
+    @abc.abstractmethod
+    def last_position(self, topic: str, horizon: int) -> tuple[str, list[Any]]:
+        """(txid, seq) of the topic's last entry before the horizon."""
+
+    @abc.abstractmethod
+    def position_after(self, topic: str, after: Position, last: Position, rows: int) -> tuple[str, list[Any]]:
+        """(txid, seq) of the entry that is so many entries after a position, up to another."""
+
+    @abc.abstractmethod
+    def page_by_position(
+        self, attributes: Sequence[str], conditions: Sequence[Condition], after: Position, last: Position, limit: int
+    ) -> tuple[str, list[Any]]:
+        """The first entries after a position and up to another, in order: txid, seq, then the attributes."""

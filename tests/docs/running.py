@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -36,20 +36,22 @@ def module_of(page: Path, name: str) -> ModuleType:
 
 
 @contextmanager
-def run_blocks(page: Path) -> Iterator[ModuleType]:
-    """Run them; the module with all that they have made. What they registered is gone at the end."""
+def run_blocks(page: Path, before: Callable[[Block], None] = lambda block: None) -> Iterator[ModuleType]:
+    """Run them; the module with all that they have made. What they registered is gone at the end. ``before`` is called
+    with each block before it runs."""
     module = ModuleType("tests.guide_app.models")
     sys.modules[module.__name__] = module
-    before = set(registry.queues._by_label)
+    known = set(registry.queues._by_label)
     try:
         for block in blocks(page, "python"):
+            before(block)
             _run(block, page, module)
             create_missing_tables()
         yield module
     finally:
         close_isolated()
         with connection.schema_editor() as editor:
-            for label in set(registry.queues._by_label) - before:
+            for label in set(registry.queues._by_label) - known:
                 queue = registry.queues._by_label.pop(label)
                 registered._by_queue.pop(label, None)
                 apps.all_models["shop"].pop(queue._meta.model_name, None)

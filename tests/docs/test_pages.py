@@ -38,6 +38,7 @@ ELSEWHERE = (
     "reference/journal.md",
     "admin.md",
     "spark.md",
+    "howto/spark.md",
 )
 RUN = [page for page in PAGES if page.relative_to(DOCS).as_posix() not in ELSEWHERE and blocks(page, "python")]
 

@@ -12,48 +12,92 @@ message names. A driver killed after the commit leaves tables, and the ledger ro
 from __future__ import annotations
 
 import abc
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ...sql.spark import SparkSql, StagingName
+from ...sql.spark import DUE_AT, EVERYTHING, MARKS, Selection, SparkSql, StagingName
 from .columns import Plan
 from .errors import SinkUnavailable, StagingLost
 from .targets import Database, QueueTarget
+
+log = logging.getLogger("queueapp")
 
 _PUBLISH_ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.2
 #: Micro-batches whose ledger rows are kept. Spark replays one; a checkpoint restored from a backup, maybe hundreds.
 KEPT_BATCHES = 10_000
+#: How often the depth of a queue is looked at while it is too great, and how often the log says so.
+_DEPTH_SECONDS = 0.5
+_SAID_EVERY_SECONDS = 60
+#: The payloads of ``notifier``, which is not importable without Django.
+_DELAYED, _JOURNAL = "delayed", "journal"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One commit: the key of its ledger row, and the winners' tables in partition order."""
+    """One commit: the key of its ledger row, and the winners' tables in partition order. ``entered``: by table, how
+    many rows enter each queue of a topic."""
 
     publish_id: str
     batch_id: int
     staged: Sequence[tuple[str, int]]
     streaming: bool
+    entered: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A queue that rows are moved into: its statements, and what of the rows goes there."""
+
+    target: QueueTarget
+    sql: SparkSql
+    selection: Selection = EVERYTHING
+    #: It gets the rows from the journal, not from this publication.
+    fed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables that all queues of a database share, by their names there."""
+
+    delayed: str = ""
+    journal: str = ""
 
 
 class SinkClient(abc.ABC):
-    """One queue on one database. Cheap to make; every method opens and closes connections of its own."""
+    """One queue, or the queues of one topic, on one database. Cheap to make; every method opens and closes connections
+    of its own."""
 
     #: Errors of the driver used on the driver node; ``is_transient`` decides which of them are worth another try.
     errors: tuple[type[Exception], ...]
 
-    def __init__(self, database: Database, target: QueueTarget, sql: SparkSql, plan: Plan, wake_channel: str | None):
+    #: The queues of a topic; of one queue, that.
+    destinations: tuple[Destination, ...]
+    #: Whether the messages of a topic are journaled.
+    journaled = False
+    tables = Tables()
+
+    def __init__(
+        self, database: Database, target: QueueTarget | None, sql: SparkSql, plan: Plan, wake_channel: str | None
+    ) -> None:
         self.database = database
-        self.target = target
         self.sql = sql
         self.plan = plan
         self.wake_channel = wake_channel
+        self.destinations = () if target is None else (Destination(target, sql),)
+
+    @property
+    def target(self) -> QueueTarget:
+        """The one queue that is written to."""
+        (destination,) = self.destinations
+        return destination.target
 
     # -- on executors -----------------------------------------------------------------------------------------------
 
@@ -96,7 +140,13 @@ class SinkClient(abc.ABC):
         """
         try:
             with self.connect() as connection:
-                self.execute(connection, self.sql.probe_queue())
+                for destination in self.destinations:
+                    if not destination.fed:
+                        self.execute(connection, destination.sql.probe_queue())
+                if self.journaled:
+                    self.execute(connection, self.sql.probe_insert(self.tables.journal))
+                if DUE_AT in self.plan.staged:
+                    self.execute(connection, self.sql.probe_insert(self.tables.delayed))
                 if ledger:
                     self.execute(connection, self.sql.probe_ledger())
                 self._clean(connection, lambda table, now: now - table.made > retention_hours * 3600)
@@ -117,56 +167,115 @@ class SinkClient(abc.ABC):
             self._clean(connection, lambda table, now: table.job == job or now - table.made > retention_hours * 3600)
 
     def wake(self) -> None:
-        """Notify idle workers after the commit. A lost notification costs a peek delay, so errors are not raised."""
+        """Notify idle workers, and the dispatcher and the journal service where they have to do with it, after the
+        commit. A lost notification costs a peek delay, so errors are not raised."""
         if self.sql.notify is None or self.wake_channel is None:
             return
+        payloads = [_JOURNAL if one.fed else one.target.label for one in self.destinations]
+        payloads += [_DELAYED] if DUE_AT in self.plan.staged else []
         try:
             with self.connect() as connection:
-                self.execute(connection, self.sql.notify, (self.wake_channel, self.target.label))
+                for payload in dict.fromkeys(payloads):
+                    self.execute(connection, self.sql.notify, (self.wake_channel, payload))
         except SinkUnavailable:
             return
         except self.errors:
             return
 
+    def wait_for_room(self, max_depth: int) -> None:
+        """Return when each queue has fewer than ``max_depth`` messages. Raises SinkUnavailable."""
+        waited = 0.0
+        while full := self._with_retries(lambda: self._full(max_depth)):
+            if waited % _SAID_EVERY_SECONDS == 0:
+                log.info(
+                    "%s waits until fewer than %d messages are in %s (max_depth).", self.plan.label, max_depth, full
+                )
+            time.sleep(_DEPTH_SECONDS)
+            waited += _DEPTH_SECONDS
+
+    def _full(self, limit: int) -> str:
+        """A queue that has so many messages; '' if none has."""
+        with self.connect() as connection:
+            for destination in self.destinations:
+                if destination.fed:
+                    continue  # it has a target depth of its own
+                _, ((depth,),) = self.execute(connection, destination.sql.depth(), (limit,))
+                if depth >= limit:
+                    return destination.target.label
+        return ""
+
     def _publish_once(self, publication: Publication) -> int:
-        label = self.target.label
+        label = self.plan.label
         rows = sum(count for _, count in publication.staged)
         with self.connect() as connection, self.transaction(connection):
             key = (label, publication.publish_id, publication.batch_id)
             added, _ = self.execute(connection, self.sql.record(), (*key, rows, len(publication.staged)))
             if added == 0:
                 return 0
-            self.move_all(connection, publication.staged)
+            self.move_all(connection, publication.staged, publication.entered)
             if publication.streaming and publication.batch_id > KEPT_BATCHES:
                 self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
         return rows
 
-    @property
-    def may_hold_barrier(self) -> bool:
-        """Whether a row may be a barrier."""
-        return "is_barrier" in self.plan.staged or self.target.table.finds_barriers
+    def may_hold_barrier(self, target: QueueTarget) -> bool:
+        """Whether a row may be a barrier in this queue."""
+        return "is_barrier" in self.plan.staged or target.table.finds_barriers
 
-    def move_all(self, connection: Any, staged: Sequence[tuple[str, int]]) -> int:
-        """Copy staged rows into the queue; returns how many. Raises StagingLost."""
-        if self.target.table.barriers:
-            # Before the first number is drawn; a barrier among them waits for every send that is open.
-            self.execute(connection, *self.sql.fence(exclusive=self.may_hold_barrier))
+    def move_all(
+        self,
+        connection: Any,
+        staged: Sequence[tuple[str, int]],
+        entered: Mapping[str, Sequence[int]] | None = None,
+    ) -> int:
+        """Copy staged rows into the queue, or into the journal and the queues of the topic; returns how many. Raises
+        StagingLost."""
+        for destination in self.destinations:
+            if destination.target.table.barriers and not destination.fed:
+                # Before the first number is drawn; a barrier among them waits for every send that is open.
+                exclusive = self.may_hold_barrier(destination.target)
+                self.execute(connection, *destination.sql.fence(exclusive=exclusive))
         for table, count in staged:
-            self._move(connection, StagingName.parse(table), count)
+            name = StagingName.parse(table)
+            try:
+                self._move(connection, name, count, (entered or {}).get(table))
+            except self.errors as error:
+                if self.is_missing(error):
+                    raise StagingLost(table, count, None) from error
+                raise
         return sum(count for _, count in staged)
 
-    def _move(self, connection: Any, table: StagingName, count: int) -> None:
-        plan, lifetime = self.plan, self.target.lifetime_ms
-        params: list[Any] = [plan.headers for _ in plan.constants] + ([] if lifetime is None else [lifetime])
-        statement = self.sql.move(table, plan.staged, plan.constants, lifetime is not None)
-        try:
-            moved, _ = self.execute(connection, statement, params)
-        except self.errors as error:
-            if self.is_missing(error):
-                raise StagingLost(table.name, count, None) from error
-            raise
-        if moved != count:
-            raise StagingLost(table.name, count, moved)
+    def _move(self, connection: Any, table: StagingName, count: int, entered: Sequence[int] | None) -> None:
+        plan = self.plan
+        if self.journaled:
+            # First, as publishers do: in the opposite order two of them could wait for each other.
+            kept = tuple(name for name in plan.stored if name in plan.staged or name == MARKS)
+            values: list[Any] = [plan.topic] + ([] if MARKS in kept else [plan.marks()])
+            statement = self.sql.move_to_journal(table, self.tables.journal, kept, plan.constants)
+            self._compare(table, count, connection, (statement, [*values, *(plan.headers for _ in plan.constants)]))
+        for number, destination in enumerate(self.destinations):
+            if not destination.fed:
+                expected = entered[number] if entered else count
+                self._compare(table, expected, connection, *self._moves(table, destination))
+
+    def _moves(self, table: StagingName, destination: Destination) -> list[tuple[str, list[Any]]]:
+        """The statements that move a table into one queue, and those of its rows that are delayed."""
+        plan, target, selection = self.plan, destination.target, destination.selection
+        attributes = tuple(dict.fromkeys((*plan.staged, *selection.renamed)))
+        if plan.topic is not None:
+            attributes = tuple(name for name in attributes if target.table.has(name))
+        constants = tuple(name for name in plan.constants if name not in attributes)
+        lifetime = target.lifetime_ms
+        params: list[Any] = [plan.headers for _ in constants] + ([] if lifetime is None else [lifetime])
+        shape = (attributes, constants, lifetime is not None)
+        moves = [(destination.sql.move(table, *shape, selection), params)]
+        if DUE_AT in attributes:
+            moves.append((destination.sql.move_delayed(table, self.tables.delayed, *shape), [target.label, *params]))
+        return moves
+
+    def _compare(self, table: StagingName, expected: int, connection: Any, *moves: tuple[str, list[Any]]) -> None:
+        moved = sum(self.execute(connection, statement, params)[0] for statement, params in moves)
+        if moved != expected:
+            raise StagingLost(table.name, expected, moved)
 
     @abc.abstractmethod
     def is_missing(self, error: Exception) -> bool:

@@ -9,8 +9,8 @@ import dataclasses
 import importlib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -35,9 +35,10 @@ from pyspark.sql.types import (
 from ... import messages
 from ...errors import InvalidOption
 from ...sql.message_columns import SENT, Kind
-from ...sql.spark import STAGED
+from ...sql.spark import DUE_AT, ENTERS, MARKS, STAGED, Selection, of_route
+from ...sql.tables import QueueTable
 from .errors import InvalidDataFrame, listed
-from .targets import QueueTarget
+from .targets import QueueTarget, Topic
 from .typed import describe
 
 _HEADERS = MapType(StringType(), StringType())
@@ -49,7 +50,7 @@ _KINDS: dict[Kind, tuple[tuple[DataType, ...], str]] = {
     Kind.BOOL: ((BooleanType(),), "boolean"),
 }
 
-#: Column -> (Spark types, in words).
+#: Column -> (Spark types, in words). ``DUE_AT`` is accepted beside them.
 ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
     "body": ((BinaryType(), StringType()), "binary or string"),
     "headers": ((_HEADERS, StringType()), "map<string,string> or a string with a JSON object of strings"),
@@ -60,6 +61,40 @@ ACCEPTED: dict[str, tuple[tuple[DataType, ...], str]] = {
 
 #: Types of intervals with months, also within others.
 _MONTHS = re.compile(r"\binterval\b(?!:| day| hour| minute| second)")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How rows of a topic enter one of its queues: the number of the queue in staging columns, its expressions, and
+    whether its headers are NServiceBus'."""
+
+    number: int
+    label: str
+    entering: Mapping[str, Any] | None
+    foreign: bool
+    fed: bool
+
+    @property
+    def filtered(self) -> bool:
+        """Whether rows may be left out."""
+        return "filter" in (self.entering or {})
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Attribute -> staging column of what differs from the topic's other queues."""
+        made = [*_computed(self.entering), *(["headers"] if self.foreign else [])]
+        return {attribute: of_route(attribute, self.number) for attribute in made}
+
+    @property
+    def selection(self) -> Selection:
+        """What of a staging table goes into the queue."""
+        return Selection(self.renamed, of_route(ENTERS, self.number) if self.filtered else None)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Its staging columns."""
+        where = self.selection.where
+        return (*((where,) if where else ()), *self.renamed.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +117,29 @@ class Plan:
     entering: Mapping[str, Any] | None = None
     #: The queue's priority has 64 bits, all of which are accepted: the column holds what its expression would give.
     ranked: bool = False
+    #: Of a topic: its name, and its queues.
+    topic: str | None = None
+    routes: tuple[Route, ...] = ()
+
+    @property
+    def marks_differ(self) -> bool:
+        """Whether the queues of a topic's messages differ from row to row."""
+        return any(route.filtered for route in self.routes)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The columns of the staging table."""
+        extra = [name for route in self.routes for name in route.columns]
+        return (*self.staged, *extra, *((MARKS,) if self.marks_differ else ()))
+
+    def marks(self, entered: Sequence[bool] | None = None) -> str:
+        """``JournalEntry.queues`` of a message that enters these of the queues; None: all."""
+        given = entered or [True] * len(self.routes)
+        # In the order of ``journal.append.Distribution``.
+        took = [one.label for one, enters in zip(self.routes, given, strict=True) if enters and not one.fed]
+        took += [f"+{one.label}" for one, enters in zip(self.routes, given, strict=True) if enters and one.fed]
+        took += [f"-{one.label}" for one, enters in zip(self.routes, given, strict=True) if not enters]
+        return f"|{'|'.join(took)}|" if took else ""
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -90,20 +148,47 @@ class Plan:
         return ("headers",) if same_headers else ()
 
 
+#: The columns of a message that is published to a topic: which queue it enters with which priority is not its own.
+_PUBLISHED = ("id", "headers", "body", "expires", "correlation_id", "reply_to_address")
+
+
+def make_topic_plan(topic: Topic, schema: StructType, message_type: str | None) -> Plan:
+    """``make_plan`` for a topic: the messages are those of ``publish``."""
+    for queue in topic.queues:
+        _refuse_unwritable(queue)
+    refused = [field.name for field in schema.fields if field.name in set(ACCEPTED) - set(_PUBLISHED)]
+    if refused and message_type is None:
+        raise InvalidDataFrame(
+            f"The DataFrame for {topic.label} has columns that a message published to a topic has not: "
+            f"{listed(refused)}. Accepted columns are {listed(_PUBLISHED)}."
+        )
+    # As for a queue that has nothing of its own.
+    table = QueueTable(topic.label, "", dict.fromkeys(_PUBLISHED, ""), (), None)
+    target = QueueTarget(table, topic.database, 1, False, None)
+    for queue in topic.queues:
+        if queue.accepted_types is not None:
+            make_plan(replace(target, accepted_types=queue.accepted_types), schema, message_type)
+    plan = make_plan(target, schema, message_type)
+    if DUE_AT in plan.staged:
+        raise InvalidDataFrame(
+            f"The DataFrame for {topic.label} has a column {DUE_AT}: messages of a topic are not delayed. Write them "
+            "into a queue, or leave the column out."
+        )
+    headers = messages.encode_headers({messages.TOPIC: topic.name} | messages.decode_headers(plan.headers or "{}"))
+    routes = tuple(
+        Route(number, queue.label, queue.entering, queue.foreign, topic.feeds(queue))
+        for number, queue in enumerate(topic.queues)
+    )
+    return replace(plan, headers=headers, topic=topic.name, routes=routes)
+
+
 def make_plan(target: QueueTarget, schema: StructType, message_type: str | None) -> Plan:
     """Check a DataFrame's columns against the queue. Raises InvalidDataFrame or InvalidOption with what is accepted."""
-    if target.encrypts:
-        raise InvalidDataFrame(
-            f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there "
-            "would lie in "
-            "the clear. Send it with send_many, or into another queue."
-        )
-    if target.computes_keys:
-        raise InvalidDataFrame(
-            f"Queue {target.label} computes dedupe keys from bodies (Delivery.dedupe_key), and Spark cannot: several "
-            "messages with one "
-            "key would wait. Send it with send_many, or into another queue."
-        )
+    _refuse_unwritable(target)
+    if _has_due_at(target, schema, message_type):
+        schema = StructType([field for field in schema.fields if field.name != DUE_AT])
+        plan = make_plan(target, schema, message_type)
+        return replace(plan, staged=(*plan.staged, DUE_AT))
     if message_type is not None:
         return _typed_plan(target, schema, message_type)
     names = [field.name for field in schema.fields]
@@ -111,7 +196,7 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
     if unknown:
         raise InvalidDataFrame(
             f"The DataFrame for queue {target.label} has columns that a message has not: {listed(unknown)}. Accepted "
-            f"columns are {listed(ACCEPTED)}; or name the message's class in option message_type."
+            f"columns are {listed((*ACCEPTED, DUE_AT))}; or name the message's class in option message_type."
         )
     _refuse_repeated(target, names)
     if "body" not in names:
@@ -137,7 +222,7 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
             "or name the message's class in option message_type, of which every consumer gets a copy when it is "
             "received."
         )
-    computed = _computed(target)
+    computed = _computed(target.entering)
     if "priority" in names and "priority" in computed:
         raise InvalidDataFrame(
             f"The DataFrame for queue {target.label} has a column priority, and its Delivery.priority says which "
@@ -155,9 +240,41 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
     )
 
 
-def _computed(target: QueueTarget) -> tuple[str, ...]:
-    """The attributes that the queue's expressions make."""
-    texts = target.entering or {}
+def _refuse_unwritable(target: QueueTarget) -> None:
+    if target.encrypts:
+        raise InvalidDataFrame(
+            f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there "
+            "would lie in "
+            "the clear. Send it with send_many, or into another queue."
+        )
+    if target.computes_keys:
+        raise InvalidDataFrame(
+            f"Queue {target.label} computes dedupe keys from bodies (Delivery.dedupe_key), and Spark cannot: several "
+            "messages with one "
+            "key would wait. Send it with send_many, or into another queue."
+        )
+
+
+def _has_due_at(target: QueueTarget, schema: StructType, message_type: str | None) -> bool:
+    """Whether messages may be delayed. A typed message has the column beside its fields, unless it is one of them."""
+    kind = next((field.dataType for field in schema.fields if field.name == DUE_AT), None)
+    if kind is None or (message_type is not None and DUE_AT in message_fields(load_message_type(message_type))):
+        return False
+    if not isinstance(kind, TimestampType):
+        raise InvalidDataFrame(
+            f"Column {DUE_AT} of the DataFrame for queue {target.label} is {kind.simpleString()}; it must be timestamp."
+        )
+    if target.other_store:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has a column {DUE_AT}, and delayed messages of its database are "
+            "in another store than the table (DELAYED_STORE), which Spark does not write: leave the column out."
+        )
+    return True
+
+
+def _computed(entering: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The attributes that a queue's expressions make."""
+    texts = entering or {}
     made = {"priority": "priority", "barrier_expression": "is_barrier"}
     return tuple(attribute for option, attribute in made.items() if option in texts)
 
@@ -190,7 +307,7 @@ def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> P
             f"The DataFrame for queue {target.label} lacks columns that {message_type} requires: {listed(missing)}."
         )
     headers = messages.encode_headers({**messages.type_headers(cls), messages.CONTENT_TYPE: messages.JSON})
-    differs = {"id", "body", *_computed(target), *(["headers"] if target.foreign else [])}
+    differs = {"id", "body", *_computed(target.entering), *(["headers"] if target.foreign else [])}
     staged = tuple(name for name in STAGED if name in differs)
     return Plan(
         target.label,
@@ -201,6 +318,7 @@ def _typed_plan(target: QueueTarget, schema: StructType, message_type: str) -> P
         target.priorities,
         target.foreign,
         target.entering,
+        target.table.priority64,
     )
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from itertools import repeat
 from typing import Any
@@ -24,7 +24,7 @@ from ... import messages
 from ...errors import InvalidMessage, UndecodableMessage
 from ...messages.bodies import encode_alike
 from ...sql.message_columns import BY_NAME, SENT, Kind, kind_of
-from ...sql.spark import STAGED
+from ...sql.spark import DUE_AT, ENTERS, MARKS, STAGED, attribute_of
 from .columns import Plan, load_message_type, message_fields
 from .errors import InvalidDataFrame, SparkSinkError
 from .typed import rebuild
@@ -44,6 +44,8 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "body": pa.binary(),
     **{column.name: _KINDS[column.kind] for column in SENT},
 }
+#: Of the columns that say where a message goes.
+_WHERE_TYPES = {DUE_AT: pa.timestamp("us", "UTC"), MARKS: pa.string(), ENTERS: pa.bool_()}
 
 #: What a null means in a column that the table does not let be null.
 _DEFAULTS: dict[str, Any] = {"headers": "{}"} | {
@@ -87,44 +89,83 @@ class RowEncoder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._ids = IdSource()
-        self._kinds = ARROW_TYPES | {"priority": _KINDS[kind_of(BY_NAME["priority"], priority64=plan.ranked)]}
-        self.schema = pa.schema([(name, self._kinds[name]) for name in plan.staged])
+        self._kinds = (
+            ARROW_TYPES | _WHERE_TYPES | {"priority": _KINDS[kind_of(BY_NAME["priority"], priority64=plan.ranked)]}
+        )
+        self._staged = pa.schema([(name, self._kinds[name]) for name in plan.staged])
+        #: Of what ``encode`` returns.
+        self.schema = pa.schema([(name, _stored_type(self._kinds, name)) for name in plan.stored])
         if plan.message_schema is not None:
             schema, self._names = plan.message_schema
             self._class = rebuild(schema)
         elif plan.message_type is not None:
             self._class = load_message_type(plan.message_type)
             self._names = {name: wire for name, (wire, _) in message_fields(self._class).items()}
-        self._entering = None if plan.entering is None else rules_of(plan)
+        self._entering = None if plan.entering is None else rules_of(plan.label, plan.entering)
+        self._routes = [
+            (route, None if route.entering is None else rules_of(route.label, route.entering)) for route in plan.routes
+        ]
         #: Rows that the queue's filter has left out.
         self.refused = 0
+        #: Of a topic: rows that enter each of its queues.
+        self.entered = [0] * len(plan.routes)
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of one batch. Raises InvalidDataFrame for a value that cannot be part of a message."""
         rows = batch.num_rows
         if self._plan.message_type is not None:
-            given = {"body": self._typed_bodies(batch)}
+            due_at = batch[DUE_AT] if DUE_AT in self._plan.staged else None
+            fields = batch if due_at is None else batch.drop_columns([DUE_AT])
+            given = {"body": self._typed_bodies(fields)} | ({} if due_at is None else {DUE_AT: due_at})
         else:
             given = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = {name: self._column(name, given.get(name), rows) for name in self._plan.staged}
         if "headers" in columns:
             columns["headers"] = pa.array(self._headers(given, columns, rows), pa.string())
-        encoded = pa.record_batch(list(columns.values()), schema=self.schema)
+        encoded = pa.record_batch(list(columns.values()), schema=self._staged)
+        if self._plan.topic is not None:
+            return self._routed(encoded)
         return encoded if self._entering is None else self._entered(encoded, self._entering)
+
+    def _routed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The messages of a topic, with what differs from queue to queue."""
+        rows = batch.num_rows
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        bodies = columns["body"].to_pylist()
+        headers = columns["headers"].to_pylist() if "headers" in columns else [self._plan.headers or "{}"] * rows
+        enters: list[list[bool]] = []
+        for route, rules in self._routes:
+            found = None if rules is None else self._evaluated(rules, route.label, headers, bodies)
+            matches = [True] * rows if found is None else [one.matches for one in found]
+            enters.append(matches)
+            self.entered[route.number] += sum(matches)
+            made: dict[str, list[Any]] = {ENTERS: matches}
+            if found is not None:
+                made |= {"priority": [one.priority for one in found]}
+                made |= {"is_barrier": [bool(one.is_barrier) for one in found]}
+            if route.foreign:
+                ids = map(uuid.UUID, (value.hex() for value in columns["id"].to_pylist()))
+                made["headers"] = [messages.to_nservicebus(*one) for one in zip(headers, ids, strict=True)]
+            for name in route.columns:
+                columns[name] = pa.array(made[attribute_of(name)], _stored_type(self._kinds, name))
+        if self._plan.marks_differ:
+            columns[MARKS] = pa.array([self._plan.marks(one) for one in zip(*enters, strict=True)], pa.string())
+        return pa.record_batch(list(columns.values()), schema=self.schema)
+
+    def _evaluated(self, rules: Any, label: str, headers: Iterable[str], bodies: list[Any]) -> list[Any]:
+        try:
+            return [rules.evaluate(*one) for one in zip(headers, bodies, strict=False)]
+        except UndecodableMessage as error:
+            raise InvalidDataFrame(f"A row cannot enter queue {label}, whose expressions read it. {error}") from error
 
     def _entered(self, batch: pa.RecordBatch, entering: Any) -> pa.RecordBatch:
         """The rows that the queue's filter matches, with what its other expressions make of them."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         bodies = columns["body"].to_pylist()
         headers = columns["headers"].to_pylist() if "headers" in columns else repeat(self._plan.headers or "{}")
-        try:
-            found = [entering.evaluate(*row) for row in zip(headers, bodies, strict=False)]
-        except UndecodableMessage as error:
-            raise InvalidDataFrame(
-                f"A row cannot enter queue {self._plan.label}, whose expressions read it. {error}"
-            ) from error
+        found = self._evaluated(entering, self._plan.label, headers, bodies)
         if found and found[0].priority is not None:
-            columns["priority"] = pa.array([evaluated.priority for evaluated in found], ARROW_TYPES["priority"])
+            columns["priority"] = pa.array([evaluated.priority for evaluated in found], self._kinds["priority"])
         if found and found[0].is_barrier is not None:
             given = columns["is_barrier"].to_pylist()
             columns["is_barrier"] = pa.array(
@@ -195,6 +236,9 @@ class RowEncoder:
         table's readers."""
         column = given.get("headers")
         stored = [self._plan.headers or "{}"] * rows if column is None else list(self._checked_headers(column))
+        if self._plan.topic is not None and column is not None:
+            own = {messages.TOPIC: self._plan.topic}
+            stored = [messages.encode_headers(messages.decode_headers(text) | own) for text in stored]
         by_header = {
             name: columns[attribute].to_pylist() for attribute, name in _HEADER_OF.items() if attribute in columns
         }
@@ -266,18 +310,25 @@ class RowEncoder:
             )
 
 
-def rules_of(plan: Plan) -> Any:
-    """The expressions of the plan's queue, compiled in this process. Raises SparkSinkError where the extra is
-    missing."""
+def rules_of(label: str, entering: Mapping[str, Any]) -> Any:
+    """The expressions of a queue, compiled in this process. Raises SparkSinkError where the extra is missing."""
     try:
         from ...expressions.enqueue_rules import EnqueueRules
     except ImportError as error:
         raise SparkSinkError(
-            f"Queue {plan.label} has expressions (filter, priority, barrier_expression), which executors evaluate: "
+            f"Queue {label} has expressions (filter, priority, barrier_expression), which executors evaluate: "
             "install "
             f"queueapp[expressions] where they run. {error}"
         ) from error
-    return EnqueueRules(**(plan.entering or {}))
+    return EnqueueRules(**entering)
+
+
+def _stored_type(kinds: Mapping[str, pa.DataType], column: str) -> pa.DataType:
+    """The type of a staging column. A priority that an expression makes has 64 bits."""
+    attribute = attribute_of(column)
+    if attribute == "priority" and attribute != column:
+        return pa.int64()
+    return kinds[attribute]
 
 
 def python_values(column: pa.Array) -> list[Any]:

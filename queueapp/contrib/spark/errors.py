@@ -1,4 +1,4 @@
-"""The errors of the Spark sink. Spark shows the user their text inside its own exception, so the text is complete."""
+"""The errors of the Spark data source. Spark shows their text inside its own exception, so the text is complete."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class InvalidDataFrame(SparkSinkError, ValueError):
 
 class SinkUnavailable(SparkSinkError):
     """The database cannot be reached from this process, or lacks a table or privilege that the sink needs."""
+
+
+class SourceUnavailable(QueueError):
+    """The database cannot be reached from this process, or lacks a privilege that reading needs."""
 
 
 class StagingLost(SparkSinkError):

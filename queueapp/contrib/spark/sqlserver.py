@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import mssql_python
@@ -18,7 +19,8 @@ import pyarrow as pa
 from ...sql.spark import StagingName
 from ...sql.sqlserver.errors import DEADLOCKED
 from .client import SinkClient
-from .errors import SinkUnavailable, SparkSinkError
+from .errors import SinkUnavailable, SourceUnavailable, SparkSinkError
+from .targets import Database
 
 _ROWS_PER_BATCH = 10_000
 _NO_TIMEOUT = 0
@@ -48,9 +50,9 @@ class SqlServerClient(SinkClient):
         with self.connect() as connection:
             _, ((now,),) = self.execute(connection, self.sql.clock)
             name = StagingName.make(int(now) // 1000, job, partition, attempt)
-            self.execute(connection, self.sql.create_staging(name, self.plan.staged))
+            self.execute(connection, self.sql.create_staging(name, self.plan.stored))
             try:
-                rows = self._bulk_copy(connection, name.name, numbered(batches), ["ord", *self.plan.staged])
+                rows = self._bulk_copy(connection, name.name, numbered(batches), ["ord", *self.plan.stored])
             except BaseException:
                 with suppress(mssql_python.Error):
                     self.execute(connection, self.sql.drop_staging(name))
@@ -166,6 +168,33 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].strip() if lines else type(error).__name__
 
 
+@contextmanager
+def reading(database: Database) -> Iterator[Callable[[str, Sequence[Any]], pa.Table]]:
+    """A connection that reads: a function of statement and parameters. Each statement is a transaction of its own.
+    Raises SourceUnavailable."""
+    try:
+        connection = mssql_python.connect(database.conninfo, autocommit=True)
+    except mssql_python.Error as error:
+        raise SourceUnavailable(
+            f"Database {database.alias!r} cannot be reached from {socket.gethostname()}: {error}"
+        ) from None
+
+    def fetch(sql: str, params: Sequence[Any]) -> pa.Table:
+        # datetime2 holds UTC without a zone; a parameter with one would be converted by the server.
+        plain = [
+            value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) else value for value in params
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(sql, *plain)
+            return cursor.arrow()
+
+    try:
+        yield fetch
+    finally:
+        with suppress(mssql_python.Error):
+            connection.close()
+
+
 def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches as the staging table wants them: a running number first, ids as text, times in UTC without a zone."""
     start = 0
@@ -174,7 +203,7 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name == "id":
                 column = pa.array([str(uuid.UUID(bytes=value)) for value in column.to_pylist()], pa.string())
-            elif name == "expires":
+            elif name in ("expires", "due_at"):
                 column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).cast(pa.timestamp("us"))
             columns[name] = column
         start += batch.num_rows

@@ -1,4 +1,5 @@
-"""The schema of a message class, taken on the driver, so that executors need not import the class.
+"""The schema of a message class, taken on the driver, so that executors need not import the class; and what Spark's
+columns of it are.
 
 A class often lives beside models, and executors have no Django. ``describe`` turns it into plain values that travel
 with the plan; ``rebuild`` makes a struct of them that validates and encodes alike. A class that a schema cannot express
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, Optional, Union  # noqa: F401
 
 import msgspec
 from msgspec import inspect
+from pyspark.sql import types
 
 from ...messages.types import CONSTANT_FACTORIES
 
@@ -141,3 +143,64 @@ def _define(name: str, fields: Sequence[Any], options: dict[str, Any]) -> Any:
     names = {field: encoded for field, encoded, *_ in fields if field != encoded}
     # kw_only: a required field may follow one with a default.
     return msgspec.defstruct(name, defined, kw_only=True, rename=names or None, **options)
+
+
+# -- as Spark's columns ------------------------------------------------------------------------------------------------
+
+_SPARK: dict[str, types.DataType] = {
+    "BoolType": types.BooleanType(),
+    "IntType": types.LongType(),
+    "FloatType": types.DoubleType(),
+    "StrType": types.StringType(),
+    "UUIDType": types.StringType(),
+    "BytesType": types.BinaryType(),
+    "DateTimeType": types.TimestampType(),
+    "DateType": types.DateType(),
+    "DecimalType": types.DecimalType(38, 18),
+}
+
+
+def spark_type(schema: Schema) -> types.DataType:
+    """The Spark type of a described type. What Spark has not (a union, a duration, any value) is a string of JSON."""
+    schema = _without_none(schema)
+    kind, *details = schema
+    if kind in _SPARK:
+        return _SPARK[kind]
+    if kind == "Literal":
+        plain = {type(value) for value in details[0]}
+        return types.LongType() if plain == {int} else types.StringType()
+    if kind in ("List", "Set"):
+        return types.ArrayType(spark_type(details[0]))
+    if kind == "Dict" and details[0][0] == "StrType":
+        return types.MapType(types.StringType(), spark_type(details[1]))
+    if kind == "Struct":
+        return types.StructType([types.StructField(name, spark_type(of)) for name, _, of, _ in details[1]])
+    return types.StringType()
+
+
+def plain_of(value: Any, schema: Schema) -> Any:
+    """A decoded value as pyarrow takes it for ``spark_type``."""
+    if value is None:
+        return None
+    kind, *details = schema = _without_none(schema)
+    if kind == "UUIDType":
+        return str(value)
+    if kind in _SPARK:
+        return value
+    if kind == "Literal" and {type(one) for one in details[0]} in ({int}, {str}):
+        return value
+    if kind in ("List", "Set"):
+        return [plain_of(one, details[0]) for one in value]
+    if kind == "Dict" and details[0][0] == "StrType":
+        return [(key, plain_of(one, details[1])) for key, one in value.items()]
+    if kind == "Struct":
+        return {name: plain_of(getattr(value, name), of) for name, _, of, _ in details[1]}
+    return msgspec.json.encode(value).decode()
+
+
+def _without_none(schema: Schema) -> Schema:
+    """The type of an optional value; others as they are."""
+    if schema[0] != "Union":
+        return schema
+    rest = tuple(one for one in schema[1] if one != ("NoneType",))
+    return rest[0] if len(rest) == 1 else schema

@@ -14,23 +14,24 @@ import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from ...errors import InvalidOption
 from ...sql import spark_sql
-from ...sql.spark import SparkSql
-from .client import Publication, SinkClient
-from .columns import Plan
+from ...sql.spark import DUE_AT, SparkSql
+from .client import Destination, Publication, SinkClient, Tables
+from .columns import Plan, make_plan, make_topic_plan
 from .encoding import RowEncoder
 from .errors import SparkSinkError
 from .options import Guarantee
-from .targets import Database, QueueTarget, Snapshot
+from .targets import Database, QueueTarget, Snapshot, Topic
 
 log = logging.getLogger("queueapp")
 
@@ -50,23 +51,39 @@ class Staged(WriterCommitMessage):
     query_id: str | None = None
     #: Rows that the queue's filter does not match: they are in no table.
     refused: int = 0
+    #: Of a topic: rows that enter each of its queues.
+    entered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sink:
-    """One write job or streaming query on one queue: all that its processes have to know."""
+    """One write job or streaming query on one queue or topic: all that its processes have to know."""
 
     database: Database
-    target: QueueTarget
+    target: QueueTarget | Topic
     ledger: Any
     plan: Plan
     wake_channel: str | None
     guarantee: Guarantee
     retention_hours: int
+    max_depth: int | None = None
+    tables: Tables = field(default_factory=Tables)
 
     def client(self) -> SinkClient:
-        sql = spark_sql(self.database.vendor, self.target.table, self.ledger)
-        return make_client(self.database, self.target, sql, self.plan, self.wake_channel)
+        vendor, target = self.database.vendor, self.target
+        if isinstance(target, Topic):
+            sql = spark_sql(vendor, None, self.ledger)
+            client = make_client(self.database, None, sql, self.plan, self.wake_channel)
+            client.destinations = tuple(
+                Destination(queue, spark_sql(vendor, queue.table, self.ledger), route.selection, route.fed)
+                for queue, route in zip(target.queues, self.plan.routes, strict=True)
+            )
+            client.journaled = target.journaled
+        else:
+            sql = spark_sql(vendor, target.table, self.ledger)
+            client = make_client(self.database, target, sql, self.plan, self.wake_channel)
+        client.tables = self.tables
+        return client
 
     def write(self, job: str, batches: Iterator[pa.RecordBatch]) -> Staged:
         """Encode and store one task attempt's rows; called on an executor."""
@@ -80,10 +97,12 @@ class Sink:
             return replace(message, refused=encoder.refused)
         whole, client = chain([first], encoded), self.client()
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
+            if self.max_depth is not None:
+                client.wait_for_room(self.max_depth)
             rows = client.append(job, context.partitionId(), encoder.schema, whole)
             return replace(message, rows=rows, refused=encoder.refused)
         table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, whole)
-        return replace(message, table=table, rows=rows, refused=encoder.refused)
+        return replace(message, table=table, rows=rows, refused=encoder.refused, entered=tuple(encoder.entered))
 
     def commit(self, job: str, publish_id: str, batch_id: int, streaming: bool, staged: Sequence[Staged]) -> None:
         """Publish the winners' rows and clear the staging away; called on the driver."""
@@ -94,7 +113,10 @@ class Sink:
             winners = [(m.table, m.rows) for m in sorted(staged, key=lambda m: m.partition) if m.table is not None]
             if not winners and streaming:
                 return
-            added = client.publish(Publication(publish_id, batch_id, winners, streaming))
+            entered = {m.table: m.entered for m in staged if m.table is not None and m.entered}
+            if self.max_depth is not None and winners:
+                client.wait_for_room(self.max_depth)
+            added = client.publish(Publication(publish_id, batch_id, winners, streaming, entered))
             self.clean(client, job)
         else:
             added = sum(message.rows for message in staged)
@@ -107,16 +129,31 @@ class Sink:
             client.clean(job, self.retention_hours)
 
 
-def make_sink(snapshot: Snapshot, target: QueueTarget, plan: Plan, options: dict[str, Any]) -> Sink:
-    """The sink for read options."""
+def make_sink(snapshot: Snapshot, schema: StructType, options: dict[str, Any]) -> Sink:
+    """The sink for read options. Raises InvalidOption, InvalidDataFrame and QueueNotFound."""
+    guarantee, target = options["delivery"], options["queue"] and snapshot.find(options["queue"])
+    if options["topic"] is not None:
+        if target is not None:
+            raise InvalidOption('format("queue") option topic', options["topic"], "absent where option queue is given")
+        target = snapshot.route(options["topic"])
+        plan = make_topic_plan(target, schema, options["message_type"])
+    else:
+        plan = make_plan(target, schema, options["message_type"])
+    if guarantee is not Guarantee.EXACTLY_ONCE and (plan.topic is not None or DUE_AT in plan.staged):
+        raise InvalidOption(
+            'format("queue") option delivery', guarantee.value, f"exactly_once for a topic, and with a column {DUE_AT}"
+        )
+    stores = {state: table.db_table for state, table in snapshot.stores.items()}
     return Sink(
         database=snapshot.databases[target.database],
         target=target,
         ledger=snapshot.ledger,
         plan=plan,
         wake_channel=snapshot.wake_channel,
-        guarantee=options["delivery"],
+        guarantee=guarantee,
         retention_hours=options["staging_retention_hours"],
+        max_depth=options["max_depth"],
+        tables=Tables(stores.get("delayed", ""), stores.get("journal", "")),
     )
 
 
@@ -177,7 +214,7 @@ def _job_of(query_id: str, batch_id: int) -> str:
 
 
 def make_client(
-    database: Database, target: QueueTarget, sql: SparkSql, plan: Plan, wake_channel: str | None
+    database: Database, target: QueueTarget | None, sql: SparkSql, plan: Plan, wake_channel: str | None
 ) -> SinkClient:
     """The client for a database's vendor."""
     if database.vendor == "postgresql":

@@ -25,6 +25,19 @@ _RENUMBERING = int.from_bytes(b"journal\0", "big") >> 1
 _KEPT = ", ".join(f"j.{name}" for name in COLUMNS)
 
 
+# Reads no table; the list of sessions only when a transaction is open. Safe: a session stays in its database, so a
+# transaction that is listed for another database cannot publish here; one that is not listed may, such as one whose
+# session has ended or is not visible.
+HORIZON = (
+    "SELECT coalesce(min(o.txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint) AS horizon "
+    "FROM (SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint AS txid OFFSET 0) AS o "
+    "WHERE NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.backend_xid::text::bigint = o.txid & 4294967295 "
+    "AND a.datid <> (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) "
+    "AND NOT EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.transaction::text::bigint = o.txid & 4294967295 "
+    "AND p.database <> current_database())"
+)
+
+
 class PostgresqlJournalSql(JournalSql):
     """PostgreSQL 14 to 18."""
 
@@ -172,20 +185,7 @@ class PostgresqlJournalSql(JournalSql):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def horizon(self, connection: Any) -> Position:
-        # Reads no table; the list of sessions only when a transaction is open. Safe: a session stays in its database,
-        # so a transaction that is listed for another database cannot publish here; one that is not listed may, such as
-        # one whose session has ended or is not visible.
-        sql = (
-            "SELECT coalesce(min(o.txid), pg_snapshot_xmax(pg_current_snapshot())::text::bigint) "
-            "FROM (SELECT pg_snapshot_xip(pg_current_snapshot())::text::bigint AS txid OFFSET 0) AS o "
-            "WHERE NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.backend_xid::text::bigint = o.txid & "
-            "4294967295 "
-            "AND a.datid <> (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) "
-            "AND NOT EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.transaction::text::bigint = o.txid & "
-            "4294967295 "
-            "AND p.database <> current_database())"
-        )
-        return Position(fetch(connection, sql, ())[0][0], 0)
+        return Position(fetch(connection, HORIZON, ())[0][0], 0)
 
     def topics(self, connection: Any, source: str = "") -> list[str]:
         table = quote(source) if source else self._t

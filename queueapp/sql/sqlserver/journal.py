@@ -31,6 +31,10 @@ def _earlier(ms: int) -> tuple[int, int]:
     return rest, days
 
 
+# Index: none, no table is read.
+HORIZON = "SELECT CAST(MIN_ACTIVE_ROWVERSION() AS bigint) AS horizon"
+
+
 class SqlServerJournalSql(JournalSql):
     """SQL Server 2017 and later, and Azure SQL."""
 
@@ -132,8 +136,7 @@ class SqlServerJournalSql(JournalSql):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def horizon(self, connection: Any) -> Position:
-        # Index: none, no table is read.
-        return Position(int(fetch(connection, "SELECT CAST(MIN_ACTIVE_ROWVERSION() AS bigint)", ())[0][0]), 0)
+        return Position(int(fetch(connection, HORIZON, ())[0][0]), 0)
 
     def topics(self, connection: Any, source: str = "") -> list[str]:
         # Index: (topic, txid, seq), one step to the next topic each time. Safe: LOOKING.

@@ -1,20 +1,44 @@
-"""The statements of the Spark sink on SQL Server 2019 and later, for mssql-python (``?``)."""
+"""The statements of the Spark data source on SQL Server 2019 and later, for mssql-python (``?``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..barriers import lock_name
+from ..journal import Position
 from ..message_columns import BY_NAME, SENT
-from ..spark import STAGED, LedgerTable, SparkSql, StagingName
+from ..spark import (
+    DUE_AT,
+    ENTERS,
+    EVERYTHING,
+    MARKS,
+    STAGED,
+    Condition,
+    LedgerTable,
+    ReadKind,
+    Selection,
+    SparkJournalSql,
+    SparkReadSql,
+    SparkSql,
+    StagingName,
+    attribute_of,
+)
 from ..tables import QueueTable
 from .errors import DEADLOCKED
+from .journal import HORIZON
 from .key_locks import EXISTING
-from .statements import LITERALS, type_of
+from .statements import LITERALS, LOOKING, type_of
 
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
 _TYPES |= {column.name: type_of(column) for column in SENT}
+_TYPES |= {DUE_AT: "datetime2", MARKS: "nvarchar(max)", ENTERS: "bit"}
+_GUID = "CAST(s.[id] AS uniqueidentifier)"
+#: DATEADD takes an int, and milliseconds of a month are none.
+_LATER = "DATEADD(millisecond, p.[ms] % 1000, DATEADD(second, p.[ms] / 1000, {}))"
+#: The parameter of a lifetime, last in the statement.
+_MS = " CROSS JOIN (VALUES (CAST(? AS bigint))) AS p ([ms])"
 _WIDE = {"priority": type_of(BY_NAME["priority"], priority64=True)}
 
 
@@ -35,13 +59,14 @@ class SqlServerSparkSql(SparkSql):
 
     notify = None
 
-    def __init__(self, queue: QueueTable, ledger: LedgerTable) -> None:
+    def __init__(self, queue: QueueTable | None, ledger: LedgerTable) -> None:
         super().__init__(queue, ledger)
         self._ledger = quote(ledger.db_table)
         self._l = {name: quote(column) for name, column in ledger.columns.items()}
-        self._queue = quote(queue.db_table)
-        self._q = {name: quote(column) for name, column in queue.columns.items()}
-        self._types = _TYPES | (_WIDE if queue.priority64 else {})
+        self._queue = "" if queue is None else quote(queue.db_table)
+        self._q = {} if queue is None else {name: quote(column) for name, column in queue.columns.items()}
+        # A topic's queues may be claimed by a 64-bit priority.
+        self._types = _TYPES | (_WIDE if queue is None or queue.priority64 else {})
 
     def fence(self, *, exclusive: bool) -> tuple[str, tuple[str, ...]]:
         # No table is read. Safe: released when the transaction ends in any way. The procedure raises nothing by itself,
@@ -53,7 +78,7 @@ class SqlServerSparkSql(SparkSql):
             f"@LockMode = '{mode}', @LockOwner = 'Transaction', @LockTimeout = -1; "
             f"IF @held < 0 THROW {number}, '{text}', 1; SELECT @held"
         )
-        return sql, (lock_name("send", self.queue.db_table),)
+        return sql, (lock_name("send", self._table.db_table),)
 
     def probe_queue(self) -> str:
         # No rows and no index: names are resolved when the statement is compiled. An insert into the queue, so that the
@@ -70,7 +95,7 @@ class SqlServerSparkSql(SparkSql):
     def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
         # ord: a heap has no order, and a FIFO queue needs the order of the partition. A heap and not a clustered
         # index, because bulk copy into an empty heap is minimally logged.
-        columns = ", ".join(f"[{attribute}] {self._types[attribute]} NULL" for attribute in attributes)
+        columns = ", ".join(f"[{name}] {self._types[attribute_of(name)]} NULL" for name in attributes)
         return f"CREATE TABLE [{name.name}] ([ord] bigint NOT NULL, {columns})"
 
     def drop_staging(self, name: StagingName) -> str:
@@ -78,7 +103,7 @@ class SqlServerSparkSql(SparkSql):
 
     def record(self) -> str:
         # Index: the unique (queue, publish_id, batch_id). Safe: a second commit of the batch waits for the row of the
-        # first; its own INSERT fails then, and the next try finds that row. No HOLDLOCK: on an absent key it locks the
+        # first; its has_expires INSERT fails then, and the next try finds that row. No HOLDLOCK: on an absent key it locks the
         # range up to the next one, and commits of other batches would wait while this one moves its rows.
         names = ("queue", "publish_id", "batch_id", "rows", "tasks")
         columns = [self._l[name] for name in names]
@@ -95,30 +120,175 @@ class SqlServerSparkSql(SparkSql):
         c = self._l
         return f"DELETE FROM {self._ledger} WHERE {c['queue']} = ? AND {c['publish_id']} = ? AND {c['batch_id']} < ?"
 
-    def move(self, name: StagingName, attributes: Sequence[str], constants: Sequence[str], lifetime: bool) -> str:
+    def move(
+        self,
+        name: StagingName,
+        attributes: Sequence[str],
+        constants: Sequence[str],
+        lifetime: bool,
+        selection: Selection = EVERYTHING,
+    ) -> str:
         # Index: none, a scan and sort of the staging table; identity values of INSERT … SELECT … ORDER BY are assigned
         # in that order. Safe: the staging table is known to this task only. More than about 5,000 rows escalate to a
         # table lock on the queue until the commit: receivers wait (they do not fail); "atomic" cannot be had for less.
-        plain = [attribute for attribute in attributes if attribute != "expires"]
+        plain = [name for name in attributes if name not in ("expires", DUE_AT)]
         targets = [self._q[attribute] for attribute in plain]
-        values = [
-            "CAST(s.[id] AS uniqueidentifier)" if attribute == "id" else f"s.[{attribute}]" for attribute in plain
-        ]
+        values = [_GUID if name == "id" else f"s.[{selection.renamed.get(name, name)}]" for name in plain]
         targets += [self._q[attribute] for attribute in constants]
         values += ["?" for _ in constants]
         if "expires" in attributes or lifetime:
             targets.append(self._q["expires"])
-            # DATEADD takes an int, and milliseconds of a month are none.
-            later = "DATEADD(millisecond, p.[ms] % 1000, DATEADD(second, p.[ms] / 1000, SYSUTCDATETIME()))"
+            later = _LATER.format("SYSUTCDATETIME()")
             has_expires = "expires" in attributes
             values.append(
                 f"COALESCE(s.[expires], {later})" if has_expires and lifetime else later if lifetime else "s.[expires]"
             )
-        for attribute, constant in self.queue.filled.items():
+        for attribute, constant in self._table.filled.items():
             targets.append(self._q[attribute])
             values.append(LITERALS[constant])
-        parameter = " CROSS JOIN (VALUES (CAST(? AS bigint))) AS p ([ms])" if lifetime else ""
+        rows = f" WHERE s.[{selection.where}] = 1" if selection.where else ""
+        if DUE_AT in attributes:
+            rows = f" WHERE s.[{DUE_AT}] IS NULL"
         return (
             f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} "
-            f"FROM [{name.name}] AS s{parameter} ORDER BY s.[ord]"
+            f"FROM [{name.name}] AS s{_MS if lifetime else ''}{rows} ORDER BY s.[ord]"
         )
+
+    def move_delayed(
+        self, name: StagingName, table: str, attributes: Sequence[str], constants: Sequence[str], lifetime: bool
+    ) -> str:
+        # Index and safety as above; the dispatcher finds the rows when they are committed.
+        plain = [name for name in attributes if name not in ("id", "expires", DUE_AT)]
+        targets = ["destination", "due", "message_id", *plain, *constants]
+        values = ["?", f"s.[{DUE_AT}]", _GUID, *(f"s.[{name}]" for name in plain), *("?" for _ in constants)]
+        if "expires" in attributes or lifetime:
+            targets.append("expires")
+            later = _LATER.format(f"s.[{DUE_AT}]")
+            has_expires = "expires" in attributes
+            values.append(
+                f"COALESCE(s.[expires], {later})" if has_expires and lifetime else later if lifetime else "s.[expires]"
+            )
+        return (
+            f"INSERT INTO {quote(table)} ({', '.join(f'[{one}]' for one in targets)}) SELECT {', '.join(values)} "
+            f"FROM [{name.name}] AS s{_MS if lifetime else ''} WHERE s.[{DUE_AT}] IS NOT NULL ORDER BY s.[ord]"
+        )
+
+    def move_to_journal(
+        self, name: StagingName, table: str, attributes: Sequence[str], constants: Sequence[str]
+    ) -> str:
+        # Index and safety as above; txid is a rowversion, which the server fills in.
+        plain = [name for name in attributes if name not in ("id", MARKS)]
+        targets = ["topic", "queues", "message_id", *plain, *constants]
+        marks = f"s.[{MARKS}]" if MARKS in attributes else "?"
+        values = ["?", marks, _GUID, *(f"s.[{name}]" for name in plain), *("?" for _ in constants)]
+        return (
+            f"INSERT INTO {quote(table)} ({', '.join(f'[{one}]' for one in targets)}) SELECT {', '.join(values)} "
+            f"FROM [{name.name}] AS s ORDER BY s.[ord]"
+        )
+
+    def probe_insert(self, table: str) -> str:
+        # No rows and no index, as above.
+        return f"INSERT INTO {quote(table)} ([headers]) SELECT CAST(NULL AS nvarchar(max)) WHERE 1 = 0"
+
+    def depth(self) -> str:
+        # A scan of the table that ends at the limit. READPAST: what a receiver holds is not counted.
+        return f"SELECT COUNT(*) FROM (SELECT TOP (?) 1 AS n FROM {self._queue} WITH ({LOOKING})) AS f"
+
+    @property
+    def _table(self) -> QueueTable:
+        assert self.queue is not None
+        return self.queue
+
+
+_READ = {
+    ReadKind.INT: "CAST({} AS int)",
+    ReadKind.UUID: "LOWER(CONVERT(char(36), {}))",
+    ReadKind.POSITION: "CAST({} AS bigint)",
+}
+
+
+class SqlServerSparkReadSql(SparkReadSql):
+    """One table on SQL Server. Texts are compared by the column's collation."""
+
+    @property
+    def bounds(self) -> str:
+        # Primary key, its two ends. LOOKING: locked rows are passed over.
+        key = self._column(self.table.key)
+        return (
+            f"SELECT CAST(MIN({key}) AS bigint) AS first, CAST(MAX({key}) AS bigint) AS last FROM {self._table()} "
+            f"WITH ({LOOKING})"
+        )
+
+    def page(
+        self, attributes: Sequence[str], conditions: Sequence[Condition], after: int, last: int, limit: int
+    ) -> tuple[str, list[Any]]:
+        # Primary key, a range of it in its order. READPAST: a row that a receiver or a sender holds is passed over, so
+        # that neither waits for the other. Safe: nothing is locked beyond the row that is read.
+        params: list[Any] = [limit]
+        key = self.table.key
+        within = [Condition(key, ">", (after,)), Condition(key, "<=", (last,)), *conditions]
+        where = " AND ".join(self._condition(one, params) for one in within)
+        columns = [f"CAST({self._column(key)} AS bigint) AS queueapp_key", *map(self._read, attributes)]
+        return (
+            f"SELECT TOP (?) {', '.join(columns)} FROM {self._table()} WITH ({LOOKING}) WHERE {where} "
+            f"ORDER BY {self._column(key)}"
+        ), params
+
+    def _table(self) -> str:
+        return quote(self.table.db_table)
+
+    def _column(self, attribute: str) -> str:
+        return quote(self.table.columns[attribute][0])
+
+    def _read(self, attribute: str) -> str:
+        kind = self.table.columns[attribute][1]
+        return f"{_READ.get(kind, '{}').format(self._column(attribute))} AS {quote(attribute)}"
+
+    def _condition(self, condition: Condition, params: list[Any]) -> str:
+        column = self._column(condition.attribute)
+        params += condition.values
+        if condition.operator == "contains":
+            return "(" + " OR ".join(f"CHARINDEX(?, {column}) > 0" for _ in condition.values) + ")"
+        return f"{column} {condition.operator} ?"
+
+
+class SqlServerSparkJournalSql(SqlServerSparkReadSql, SparkJournalSql):
+    """The journal on SQL Server, ordered by its row versions."""
+
+    horizon = HORIZON
+
+    def last_position(self, topic: str, horizon: int) -> tuple[str, list[Any]]:
+        # Index: (topic, txid, seq), one step from its end for the topic. Safe: LOOKING.
+        return (
+            f"SELECT TOP (1) CAST([txid] AS bigint) AS txid, [seq] FROM {self._table()} WITH ({LOOKING}) "
+            "WHERE [topic] = ? AND [txid] < CAST(? AS binary(8)) ORDER BY [txid] DESC"
+        ), [topic, horizon]
+
+    def position_after(self, topic: str, after: Position, last: Position, rows: int) -> tuple[str, list[Any]]:
+        # Index: (topic, txid, seq), so many entries of it. Safe: all of it is before a horizon.
+        within, params = self._within(after, last)
+        return (
+            f"SELECT CAST([txid] AS bigint) AS txid, [seq] FROM {self._table()} WHERE {within} AND [topic] = ? "
+            "ORDER BY [txid] OFFSET ? ROWS FETCH NEXT 1 ROWS ONLY"
+        ), [*params, topic, rows - 1]
+
+    def page_by_position(
+        self, attributes: Sequence[str], conditions: Sequence[Condition], after: Position, last: Position, limit: int
+    ) -> tuple[str, list[Any]]:
+        # Index: (topic, txid, seq), a range of it in its order. Safe: all of it is before a horizon, so nothing of it
+        # is in flight, and it is the same whenever it is read.
+        within, params = self._within(after, last)
+        params.insert(0, limit)
+        where = " AND ".join(self._condition(one, params) for one in conditions)
+        columns = ["CAST([txid] AS bigint) AS queueapp_txid", "[seq] AS queueapp_key", *map(self._read, attributes)]
+        return (
+            f"SELECT TOP (?) {', '.join(columns)} FROM {self._table()} WHERE {within} AND {where} ORDER BY [txid]"
+        ), params
+
+    @staticmethod
+    def _within(after: Position, last: Position) -> tuple[str, list[Any]]:
+        # A row version is one entry's alone, so the bookmark adds nothing to it; below 0 there is none.
+        return ("[txid] > CAST(? AS binary(8)) AND [txid] <= CAST(? AS binary(8))"), [
+            max(after.txid, 0),
+            max(last.txid, 0),
+        ]

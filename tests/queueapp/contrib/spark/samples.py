@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import msgspec
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from queueapp.contrib.spark.client import SinkClient
 from queueapp.contrib.spark.source import QueueDataSource
 from queueapp.contrib.spark.targets import Snapshot
 from queueapp.contrib.spark.writers import BatchWriter
@@ -129,6 +131,26 @@ class FailingWriter(BatchWriter):
             time.sleep(0.05)
 
     def commit(self, messages: list[Any]) -> None:
+        if self.kind == "hangs before the commit":
+            self._hang()
+        if self.kind == "hangs in the middle":
+            self._hang_after_the_first_move()
         super().commit(messages)
+        if self.kind == "hangs after the commit":
+            self._hang()
         if self.kind == "commit twice":
             super().commit(messages)
+
+    def _hang_after_the_first_move(self) -> None:
+        move = SinkClient._move
+
+        def moved(client: SinkClient, *given: Any) -> None:
+            move(client, *given)
+            self._hang()
+
+        SinkClient._move = moved  # type: ignore[method-assign]
+
+    def _hang(self) -> None:
+        """Until this process is killed."""
+        Path(self.marks, "reached").touch()
+        threading.Event().wait()

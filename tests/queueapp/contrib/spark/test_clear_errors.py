@@ -30,7 +30,9 @@ def test_options_have_defaults() -> None:
     assert read_options({"queue": "a.B"}) == {
         "queue": "a.B",
         "delivery": Guarantee.EXACTLY_ONCE,
+        "topic": None,
         "message_type": None,
+        "max_depth": None,
         "publish_id": None,
         "staging_retention_hours": 24,
     }
@@ -47,7 +49,7 @@ def test_option_names_are_read_as_spark_gives_them() -> None:
         ({}, "option queue = None is not accepted: it must be the label"),
         (
             {"queue": "a.B", "dbtable": "x"},
-            "unknown option 'dbtable'; known options are delivery, message_type, publish_id",
+            "unknown option 'dbtable'; known options are delivery, max_depth, message_type",
         ),
         ({"queue": "a.B", "delivery": "twice"}, "delivery = 'twice' .* one of 'exactly_once', 'at_least_once'"),
         ({"queue": "a.B", "staging_retention_hours": "0"}, "staging_retention_hours = 0 .* from 1 to 720"),
@@ -86,7 +88,7 @@ def test_a_wrong_option_is_named_with_what_is_accepted(options: dict[str, str], 
         ("body string", {"queue": "testapp.Addressed"}, InvalidDataFrame, "add a column recipient"),
         ("body string", {"queue": "testapp.SecretOnce"}, InvalidDataFrame, "Spark has no keys"),
         ("a int", {"queue": "testapp.SecretOnce", "message_type": "any.One"}, InvalidDataFrame, "lie in the clear"),
-        ("a int", {"message_type": "nowhere.Nothing"}, InvalidOption, "importable on driver and executors"),
+        ("a int", {"message_type": "nowhere.Nothing"}, InvalidOption, "it must be importable"),
         ("a int", {"message_type": "datetime.datetime"}, InvalidOption, "a msgspec.Struct or a dataclass"),
         (
             "number int, colour string",

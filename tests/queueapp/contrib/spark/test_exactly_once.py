@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +29,8 @@ from queueapp.contrib.spark.targets import take_snapshot
 from queueapp.models import SparkCommit
 from queueapp.sql import spark_sql
 from queueapp.sql.spark import StagingName
+from tests.in_process_worker import eventually
+from tests.queueapp.contrib.spark import killed_driver
 from tests.queueapp.contrib.spark.conftest import staging_tables
 from tests.queueapp.contrib.spark.samples import failing_source
 from tests.testapp.models import Leased
@@ -145,8 +151,8 @@ class IsKilledInTheMiddle(PostgresqlClient):
 
     killed = False
 
-    def _move(self, connection: Any, table: StagingName, count: int) -> None:
-        super()._move(connection, table, count)
+    def _move(self, connection: Any, table: StagingName, count: int, entered: Any) -> None:
+        super()._move(connection, table, count, entered)
         if not IsKilledInTheMiddle.killed:
             IsKilledInTheMiddle.killed = True
             with psycopg.connect(self.database.conninfo, autocommit=True) as second:
@@ -318,3 +324,39 @@ def test_a_message_type_beside_models_needs_no_django_on_executors(
     frame = spark.createDataFrame([(1, "a")], "number int, name string")
     publish(frame, message_type="tests.queueapp.contrib.spark.beside_models.Renamed")
     assert Leased.objects.get().body == b'{"number":1,"name":"a"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "published"),
+    [("hangs before the commit", 0), ("hangs in the middle", 0), ("hangs after the commit", killed_driver.ROWS)],
+)
+def test_a_driver_that_is_killed_publishes_all_or_nothing_and_its_successor_the_rest(
+    spark: SparkSession,
+    publish: Callable[..., None],
+    client: PostgresqlClient,
+    child_environment: dict[str, str],
+    tmp_path: Path,
+    kind: str,
+    published: int,
+) -> None:
+    # A session of its own, so that its JVM is killed with it.
+    command = [sys.executable, "-m", killed_driver.__name__, kind, str(tmp_path), "nightly"]
+    driver = subprocess.Popen(command, env=child_environment, start_new_session=True)
+    try:
+        eventually(lambda: (tmp_path / "reached").exists() or driver.poll() is not None, seconds=300)
+        assert driver.poll() is None, (tmp_path / "spark.log").read_text()
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    eventually(lambda: sink_sessions() == 0)
+    assert Leased.objects.count() == published
+    frame = spark.range(0, killed_driver.ROWS, 1, 3).selectExpr("cast(id as string) as body")
+    publish(frame, publish_id="nightly")
+    assert bodies() == list(range(killed_driver.ROWS))
+    assert SparkCommit.objects.count() == 1
+
+
+def sink_sessions() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'queueapp spark sink'")
+        return int(cursor.fetchone()[0])

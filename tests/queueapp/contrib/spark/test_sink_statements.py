@@ -15,9 +15,20 @@ import sqlglot
 
 from queueapp.contrib.spark.errors import StagingLost
 from queueapp.errors import UnsupportedServer
-from queueapp.models import SparkCommit
-from queueapp.sql import spark_sql
-from queueapp.sql.spark import STAGED, LedgerTable, SparkSql, StagingName
+from queueapp.models import JournalEntry, PoisonMessage, SparkCommit
+from queueapp.sql import spark_journal_sql, spark_read_sql, spark_sql
+from queueapp.sql.journal import Position
+from queueapp.sql.spark import (
+    DUE_AT,
+    MARKS,
+    STAGED,
+    Condition,
+    LedgerTable,
+    Selection,
+    SourceTable,
+    SparkSql,
+    StagingName,
+)
 from queueapp.sql.tables import QueueTable
 from tests.testapp.models import Leased, Readable
 
@@ -44,6 +55,18 @@ def statements(sql: SparkSql) -> list[str]:
         sql.record(),
         sql.forget(),
         *moves,
+        sql.move(NAME, (*STAGED, DUE_AT), (), True),
+        sql.move(NAME, STAGED, (), False, Selection({"priority": "priority_1", "headers": "headers_1"}, "enters_1")),
+        *(
+            sql.move_delayed(NAME, "delayed", ("id", "body", "expires", DUE_AT), ("headers",), life)
+            for life in (True, False)
+        ),
+        sql.move_delayed(NAME, "delayed", ("id", "body", DUE_AT), ("headers",), True),
+        sql.move_to_journal(NAME, "journal", ("id", "body", "headers", "expires"), ()),
+        sql.move_to_journal(NAME, "journal", ("id", "body", MARKS), ("headers",)),
+        sql.create_staging(NAME, ("id", "enters_0", "priority_0", "headers_12", DUE_AT, MARKS)),
+        sql.probe_insert("delayed"),
+        sql.depth(),
     ]
 
 
@@ -55,6 +78,45 @@ def test_every_statement_parses_in_its_dialect(queue: Any) -> None:
             (parsed,) = sqlglot.parse(text, dialect=dialect, error_level=sqlglot.ErrorLevel.RAISE)
             assert parsed is not None
             assert not isinstance(parsed, sqlglot.exp.Command), f"{vendor} did not parse: {text}"
+
+
+CONDITIONS = (
+    Condition("seq", ">", (5,)),
+    Condition("recipient", "=", ("a",)),
+    Condition("headers", "contains", ("shop.Order", "shop.Former")),
+    Condition("priority", "=", (3,)),
+    Condition("enqueued_at", "<=", (datetime(2026, 1, 1, tzinfo=UTC),)),
+)
+
+
+@pytest.mark.parametrize("model", [Leased, Readable, PoisonMessage, JournalEntry])
+def test_every_statement_of_the_source_parses_in_its_dialect(model: Any) -> None:
+    table = SourceTable.of(model)
+    known = [one for one in CONDITIONS if one.attribute in table.columns]
+    for vendor, dialect, mark in (("microsoft", "tsql", r"\?"), ("postgresql", "postgres", r"\$\d+")):
+        sql = spark_read_sql(vendor, table)
+        for statement, params in ((sql.bounds, []), sql.page(list(table.columns), known, 0, 10, 100)):
+            marks = re.findall(mark, statement)
+            assert len(marks if vendor == "microsoft" else set(marks)) == len(params)
+            (parsed,) = sqlglot.parse(re.sub(mark, "NULL", statement), dialect=dialect)
+            assert not isinstance(parsed, sqlglot.exp.Command), f"{vendor} did not parse: {statement}"
+
+
+@pytest.mark.parametrize(("vendor", "dialect"), [("microsoft", "tsql"), ("postgresql", "postgres")])
+def test_every_statement_of_the_stream_parses_in_its_dialect(vendor: str, dialect: str) -> None:
+    sql = spark_journal_sql(vendor, SourceTable.of(JournalEntry))
+    after, last = Position(-(2**63), 0), Position(7, 8)
+    asked = [
+        (sql.horizon, []),
+        sql.last_position("orders", 7),
+        sql.position_after("orders", after, last, 10),
+        sql.page_by_position(["seq", "txid", "body"], [Condition("topic", "=", ("orders",))], after, last, 10),
+    ]
+    for statement, params in asked:
+        marks = re.findall(r"\?" if vendor == "microsoft" else r"\$\d+", statement)
+        assert len(marks if vendor == "microsoft" else set(marks)) == len(params)
+        (parsed,) = sqlglot.parse(re.sub(r"\?|\$\d+", "NULL", statement), dialect=dialect)
+        assert not isinstance(parsed, sqlglot.exp.Command), f"{vendor} did not parse: {statement}"
 
 
 def test_both_databases_fill_the_same_columns() -> None:
@@ -77,6 +139,10 @@ def test_parameters_are_counted_right(vendor: str) -> None:
     assert sql.move(NAME, STAGED, (), False).count(mark) == 0
     assert sql.move(NAME, STAGED, (), True).count(mark) == 1
     assert sql.move(NAME, ("id", "body"), ("headers", "recipient"), True).count(mark) == 3
+    assert sql.move_delayed(NAME, "d", ("id", "body", DUE_AT), ("headers",), True).count(mark) == 3
+    assert sql.move_delayed(NAME, "d", ("id", "headers", "body", DUE_AT), (), False).count(mark) == 1
+    assert sql.move_to_journal(NAME, "j", ("id", "body"), ("headers",)).count(mark) == 3
+    assert sql.move_to_journal(NAME, "j", ("id", "body", "headers", MARKS), ()).count(mark) == 1
 
 
 def test_names_are_quoted_by_the_backend() -> None:
