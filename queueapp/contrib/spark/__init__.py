@@ -57,7 +57,7 @@ def requeue(poison: DataFrame, *, to: Any = None, using: str | None = None) -> i
     """
     from django.db import router
 
-    from ...failures.requeue_poison import requeue as requeue_poison
+    from ...failures.poison_operations import requeue as requeue_poison
     from ...models import PoisonMessage
 
     alias = using or router.db_for_write(PoisonMessage)
