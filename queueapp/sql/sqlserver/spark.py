@@ -103,7 +103,7 @@ class SqlServerSparkSql(SparkSql):
 
     def record(self) -> str:
         # Index: the unique (queue, publish_id, batch_id). Safe: a second commit of the batch waits for the row of the
-        # first; its has_expires INSERT fails then, and the next try finds that row. No HOLDLOCK: on an absent key it locks the
+        # first; its own INSERT fails then, and the next try finds that row. No HOLDLOCK: on an absent key it locks the
         # range up to the next one, and commits of other batches would wait while this one moves its rows.
         names = ("queue", "publish_id", "batch_id", "rows", "tasks")
         columns = [self._l[name] for name in names]
