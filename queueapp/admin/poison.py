@@ -354,11 +354,11 @@ class PoisonAdmin(MessageAdmin):
     def get_urls(self) -> list[Any]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         views = {"edit": self.edit_view, "rehearse": self.rehearse_view}
-        own = [
+        pages = [
             path(f"<path:object_id>/{verb}/", self.admin_site.admin_view(view), name=f"{name}_{verb}")
             for verb, view in views.items()
         ]
-        return [*own, *super().get_urls()]
+        return [*pages, *super().get_urls()]
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The page that edits a message and requeues the copy."""

@@ -425,7 +425,7 @@ def test_a_schedule_is_run_once_as_if_it_were_due(queue_kit: Kit, monkeypatch: p
 
     identity = queue_kit.run_schedule("each night")
 
-    sent = queue_kit.assert_sent(Leased, lambda one: one.headers["schedule"] == "each night", times=1)
+    sent = queue_kit.assert_sent(Leased, lambda sent: sent.headers["schedule"] == "each night", times=1)
     assert sent.message_id == identity
     assert sent.message_type == f"{__name__}.Shipped"
     with pytest.raises(LookupError, match="each day"):
