@@ -129,7 +129,7 @@ def test_slow_handlers_claim_no_batch_of_what_other_receivers_could_handle(start
     Capped.send_many(Ping(str(number)) for number in range(200))
 
     def drained() -> bool:
-        batches.extend(one.messages for one in queue_sql(Capped, connection).limits.leases(connection))
+        batches.extend(lease.messages for lease in queue_sql(Capped, connection).limits.leases(connection))
         return not Capped.objects.exists()
 
     eventually(drained, 60)
