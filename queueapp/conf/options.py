@@ -445,6 +445,17 @@ _RETENTION: tuple[Option, ...] = (
         seconds=True,
     ),
     Option(
+        "STATISTICS_RETENTION",
+        timedelta,
+        timedelta(days=30),
+        "How long the hourly figures of the queues are kept for charts; None: for ever. Those of five minutes are kept "
+        "for two days, those of a minute for two hours.",
+        low=timedelta(days=1),
+        high=timedelta(days=3650),
+        optional=True,
+        seconds=True,
+    ),
+    Option(
         "JOURNAL",
         dict,
         {},

@@ -14,6 +14,7 @@ from ..operations.statistics import QueueStats
 GAUGES: tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...] = (
     ("messages_waiting", "Messages ready to be received.", lambda stats: stats.waiting),
     ("messages_leased", "Messages under a current lease.", lambda stats: stats.leased),
+    ("messages_in_flight", "Messages that live workers handle or are about to handle.", lambda stats: stats.in_flight),
     ("messages_pending_evaluation", "Messages inserted by other programs whose expressions are not evaluated yet.",
      lambda stats: stats.pending_evaluation),
     ("messages_lease_expired", "Waiting messages whose last lease expired.", lambda stats: stats.lease_expired),

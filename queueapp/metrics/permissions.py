@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from ..conf import settings
-from ..operations import statistics
+from ..operations import snapshots
 
 _T = TypeVar("_T")
 
@@ -48,7 +48,7 @@ class CachedRead(Generic[_T]):
             return self._result
 
 
-cached_stats = CachedRead(statistics.queue_stats, CACHE_SECONDS)
+cached_stats = CachedRead(snapshots.latest_stats, CACHE_SECONDS)
 
 
 def requires_metrics_access(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:

@@ -140,6 +140,55 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="QueueSnapshot",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("queue", models.CharField(max_length=200)),
+                (
+                    "period",
+                    models.IntegerField(help_text="Seconds that the row stands for; 0: the newest figures."),
+                ),
+                (
+                    "at",
+                    queueapp.models.fields.UtcField(
+                        help_text="The beginning of the period; for period 0 the time of the figures."
+                    ),
+                ),
+                ("ready", models.BigIntegerField(null=True)),
+                ("in_flight", models.BigIntegerField(help_text="As the workers report it.", null=True)),
+                ("delayed", models.BigIntegerField(null=True)),
+                ("poison", models.BigIntegerField(null=True)),
+                ("oldest_ms", models.BigIntegerField(help_text="Age of the oldest ready message.", null=True)),
+                (
+                    "seconds",
+                    models.FloatField(default=0, help_text="The time in which the messages below were counted."),
+                ),
+                (
+                    "arrived",
+                    models.BigIntegerField(default=0, help_text="What was handled, and what the queue has grown by."),
+                ),
+                ("received", models.BigIntegerField(default=0)),
+                ("handled", models.BigIntegerField(default=0)),
+                ("failed", models.BigIntegerField(default=0, help_text="Failed attempts.")),
+                (
+                    "handling_p50",
+                    models.FloatField(help_text="Seconds of a handler; of several rows the mean.", null=True),
+                ),
+                ("handling_p95", models.FloatField(help_text="Of several rows the highest.", null=True)),
+                (
+                    "stats",
+                    models.TextField(blank=True, default="", help_text="JSON: all statistics, where period is 0."),
+                ),
+            ],
+            options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "indexes": [
+                    models.Index(fields=["period", "at"], name="queueapp_snapshot_newest"),
+                    models.Index(fields=["queue", "period", "at"], name="queueapp_snapshot_of_queue"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="SubjectKey",
             fields=[
                 ("id", queueapp.models.fields.GuidField(default=uuid.uuid4, primary_key=True, serialize=False)),
@@ -277,6 +326,13 @@ class Migration(migrations.Migration):
                         blank=True, db_default="", help_text="JSON: progress that handlers report, by message."
                     ),
                 ),
+                (
+                    "handling_p50",
+                    models.FloatField(
+                        blank=True, help_text="Seconds of a handler: the median of the last 500 calls.", null=True
+                    ),
+                ),
+                ("handling_p95", models.FloatField(blank=True, null=True)),
             ],
             options={
                 "verbose_name": "worker",

@@ -7,6 +7,7 @@ from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
 from .message_key import DeferredAck, MessageKey, ProcessedMessage
 from .queue import QueueBase, QueueModel
 from .schedule import Misfire, Schedule
+from .snapshot import QueueSnapshot
 from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, StoredMessage
 from .subscribers import (
     DISPATCHER,
@@ -51,6 +52,7 @@ __all__ = [
     "QueueBase",
     "QueueControl",
     "QueueModel",
+    "QueueSnapshot",
     "RowVersionIndex",
     "Schedule",
     "Semantics",

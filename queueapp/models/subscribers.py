@@ -82,6 +82,10 @@ class Subscriber(models.Model):
     )
 
     progress = models.TextField(blank=True, db_default="", help_text="JSON: progress that handlers report, by message.")
+    handling_p50 = models.FloatField(
+        null=True, blank=True, help_text="Seconds of a handler: the median of the last 500 calls."
+    )
+    handling_p95 = models.FloatField(null=True, blank=True)
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED

@@ -26,6 +26,8 @@ class Live:
         #: The oldest heartbeat of the live ones.
         self.heartbeat: timedelta | None = None
         self.breakers: list[dict[str, str]] = []
+        #: Messages in flight in these workers, as of their last heartbeats.
+        self.in_flight = 0
         #: Names and message types of their consumers. None: a worker does not report them, so unroutable messages are
         #: unknown.
         self.recipients: set[str] | None = set()
@@ -72,12 +74,13 @@ def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str,
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
     live: defaultdict[str, Live] = defaultdict(Live)
-    for queue, now, beat, until, *columns in rows.values_list(
-        "queue", "now", "heartbeat_at", "alive_until", "breakers", "consumers", "unknown_types"
+    for queue, now, beat, until, outstanding, *columns in rows.values_list(
+        "queue", "now", "heartbeat_at", "alive_until", "outstanding", "breakers", "consumers", "unknown_types"
     ):
         workers = live[queue]
         if until > now:
             workers.add(*columns)
+            workers.in_flight += outstanding
             workers.heartbeat = max(workers.heartbeat or now - beat, now - beat)
         elif workers.last_heartbeat is None or now - beat < workers.last_heartbeat:
             workers.last_heartbeat = now - beat

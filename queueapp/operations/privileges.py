@@ -13,7 +13,16 @@ from django.db import Error, connections, router
 
 from .. import registry
 from ..errors import UnsupportedServer
-from ..models import DelayedMessage, Leader, PoisonMessage, QueueControl, Schedule, Subscriber, Subscription
+from ..models import (
+    DelayedMessage,
+    Leader,
+    PoisonMessage,
+    QueueControl,
+    QueueSnapshot,
+    Schedule,
+    Subscriber,
+    Subscription,
+)
 from ..sql import ErrorKind, backend_of
 from .error_hints import connection_of
 
@@ -29,6 +38,7 @@ _OF_WORKERS = (
     (Subscription, ("SELECT", "INSERT", "UPDATE"), ()),
     (Leader, ("SELECT", "INSERT", "UPDATE"), ()),
     (Schedule, _ALL, ()),
+    (QueueSnapshot, ("SELECT", "INSERT", "DELETE"), ()),
 )
 
 

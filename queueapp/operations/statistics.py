@@ -24,6 +24,7 @@ from ..errors import MissingVerb, QueueNotFound
 from ..journal.append import is_fed
 from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, distinct_values
 from ..models.queue import holds
+from ..overrides import Overrides
 from ..sending import early_acks
 from ..sql import backend_of, nonblocking, queue_sql
 from . import expiration
@@ -77,6 +78,8 @@ class QueueStats:
     #: Ready to be received.
     waiting: int | None = None
     leased: int | None = None
+    #: Being handled, or about to be, as the live workers report it. Also on a queue without leases.
+    in_flight: int | None = None
     #: Inserted by other programs and not evaluated yet, counted up to ``LIMIT``; None on a queue without expressions.
     pending_evaluation: int | None = None
     #: Part of ``waiting``: leased before.
@@ -107,6 +110,8 @@ class QueueStats:
     #: AMPS' inactive_message_count: what waits in the journal for a queue with ``target_queue_depth``.
     inactive: int | None = None
     inactive_exact: bool | None = None
+    #: The queue whose table these messages are in, where this is a queue within it.
+    part_of: str = ""
     note: str = ""
     #: What is unknown, and why.
     error: str = ""
@@ -126,6 +131,11 @@ class QueueStats:
         ]
         return [subscription for subscription in missing if self.workers or subscription.waiting]
 
+    def set_workers(self, live: Live) -> None:
+        """Set what the live workers report."""
+        self.workers, self.breakers, self.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
+        self.in_flight = live.in_flight
+
     def fail(self, what: str, cause: str) -> None:
         """Add an unknown value to ``error``. Each cause is named once."""
         if cause not in self.error:
@@ -135,19 +145,16 @@ class QueueStats:
 def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
     """The statistics of these queues, or of all queues, by label. For all queues they are followed by the dispatchers
     and the maintenance of each database, and by unknown queues that messages are left for (``note`` says so)."""
-    databases: dict[str, _Database] = {}
+    databases: dict[str, Database] = {}
     found = []
     for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
         alias = router.db_for_read(queue) or "default"
         if alias not in databases:
-            databases[alias] = _Database(alias)
+            databases[alias] = Database(alias)
         found.append(databases[alias].stats_of(queue))
     if queues is None:
         for alias in sorted(databases):
-            database = databases[alias]
-            found += [*database.of_no_queues(), *database.of_unknown_queues()]
-            for source in sources:
-                found += source.read(alias, database.reader) or []
+            found += [*databases[alias].of_no_queues(), *databases[alias].of_others()]
     return found
 
 
@@ -178,7 +185,7 @@ def parts_of(alias: str) -> tuple[dict[str, QueueStats], list[str]]:
 def unroutable_in(alias: str) -> list[tuple[str, Unroutable]]:
     """The unroutable messages of one database, with the name of their queue. Includes the poison messages of queues
     that do not exist any more."""
-    database = _Database(alias)
+    database = Database(alias)
     found = []
     for queue in registry.queues:
         if database.live is not None and (router.db_for_read(queue) or "default") == alias:
@@ -201,17 +208,36 @@ def head_of(rows: Any) -> tuple[Any, bool]:
 _NO_SUCH_QUEUE = "no such queue in this project; move its messages with movedelayed and requeuepoison --to"
 
 
-class _Database:
+class Database:
     """Reads one database: what its queues share is read once, and only when it is needed."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.reader = Reader(alias)
         self._readers: dict[str, Reader] = {}
-        self.live, self.live_error = self.reader.read(lambda: live_on(alias))
-        #: Options that operators have set, by queue. Read before anything is counted, because the statements use them
-        #: (which messages are expired).
-        self.overrides: Mapping[str, Any] = self.reader.read(lambda: overrides.reload(alias))[0] or {}
+
+    def read_controls(self) -> list[QueueControl]:
+        """Read the workers and the pauses, which are otherwise read apart, and return all that operators have set.
+        Raises the database's errors; called in a transaction."""
+        unset = dict.fromkeys(("concurrency", *overrides.SETTABLE))
+        controls = list(QueueControl.objects.using(self.alias).exclude(paused=False, **unset))
+        self._live = live_on(self.alias), ""
+        self.paused = {row.queue for row in controls if row.paused}, ""
+        return controls
+
+    @cached_property
+    def _live(self) -> tuple[Mapping[str, Live] | None, str]:
+        return self.reader.read(lambda: live_on(self.alias))
+
+    @property
+    def live(self) -> Mapping[str, Live] | None:
+        """The live workers by queue; None: unknown."""
+        return self._live[0]
+
+    @cached_property
+    def overrides(self) -> Mapping[str, Any]:
+        """Options that operators have set, by queue."""
+        return self.reader.read(lambda: overrides.reload(self.alias))[0] or {}
 
     @cached_property
     def paused(self) -> tuple[set[str] | None, str]:
@@ -227,13 +253,15 @@ class _Database:
     def stats_of(self, queue: Any) -> QueueStats:
         label = queue._meta.label
         stats = QueueStats(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
+        # Read before anything is counted: the statements use them (which messages are expired).
+        options = self.overrides.get(label, {})
         self._count(queue, stats)
         if is_fed(queue):
             self._count_inactive(queue, stats)
         unresolved = nonblocking(PoisonMessage.objects.using(self.alias)).filter(
             queue=label, status=PoisonMessage.Status.UNRESOLVED
         )
-        self._count_amps(queue, stats)
+        self._count_amps(queue, stats, options)
         stores = delayed.stores_of(queue)
         self._count_delayed(queue, stats, stores)
         refused = (self._refused(store, queue) for store in stores)
@@ -244,10 +272,10 @@ class _Database:
         else:
             stats.paused = label in paused
         if self.live is None:
-            stats.fail("workers", self.live_error)
+            stats.fail("workers", self._live[1])
         else:
             live = self.live[label]
-            stats.workers, stats.breakers, stats.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
+            stats.set_workers(live)
             if stats.waiting:
                 unroutable_messages, cause = self.unroutable_of(queue, live)
                 if unroutable_messages is None:
@@ -279,15 +307,21 @@ class _Database:
             stats = QueueStats(name, "", self.alias, "")
             found.append(stats)
             if self.live is None:
-                stats.fail("processes", self.live_error)
+                stats.fail("processes", self._live[1])
                 continue
             live = self.live[name]
-            stats.workers, stats.breakers, stats.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
+            stats.set_workers(live)
+            stats.in_flight = None
             if not live.count:
                 last = live.last_heartbeat
                 seen = "" if last is None else f"; last heartbeat {span(last.total_seconds())} ago"
                 stats.note = NO_PROCESS[name] + seen
         return found
+
+    def of_others(self) -> list[QueueStats]:
+        """What is in no table of a queue of this project: unknown queues, and what apps in ``contrib`` add."""
+        parts = (source.read(self.alias, self.reader) or [] for source in sources)
+        return [*self.of_unknown_queues(), *(stats for rows in parts for stats in rows)]
 
     def of_unknown_queues(self) -> list[QueueStats]:
         """Delayed and poison messages of queues that this project does not know, by queue name. A name with a live
@@ -353,9 +387,9 @@ class _Database:
             unavailable = head.leased + head.expired + (stats.pending_evaluation or 0)
             stats.waiting = max(head.waiting, (estimate or 0) - unavailable)
 
-    def _count_amps(self, queue: Any, stats: QueueStats) -> None:
+    def _count_amps(self, queue: Any, stats: QueueStats, options: Overrides) -> None:
         """The statistics that AMPS names. Why the table cannot be read is in ``error`` already."""
-        live, overrides = self.subscriptions.get(stats.queue, []), self.overrides.get(stats.queue, {})
+        live = self.subscriptions.get(stats.queue, [])
         found, cause = self.reader.read(
             lambda: amps_stats(
                 queue,
@@ -364,7 +398,7 @@ class _Database:
                 leased=stats.leased,
                 exact=bool(stats.exact),
                 oldest_seconds=stats.oldest_seconds,
-                overrides=overrides,
+                overrides=options,
                 live=live,
             )
         )

@@ -29,7 +29,7 @@ from ..failures import poison_operations
 from ..failures.poison_store import PASSING
 from ..flow import limited_claims
 from ..messages.escaping import in_one_line
-from ..operations import expiration, statistics
+from ..operations import expiration, snapshots, statistics
 from ..operations.expiration import delete_expired
 from ..receiving import barriers
 from ..sending import early_acks
@@ -104,6 +104,7 @@ class Maintenance(Service):
         self._unpurged: set[str] = set()
         #: Where the search for messages that arrived after their acks continues.
         self._early_acks: dict[Any, int] = {}
+        self._snapshots = snapshots.SnapshotRecorder(alias, queues)
         #: The first error of this round that did not end it.
         self._failure: Error | None = None
 
@@ -158,6 +159,7 @@ class Maintenance(Service):
             _Periodic(self._purge_all, lambda: purge_interval, first_purge),
             _Periodic(self._drop_old, lambda: RETENTION_INTERVAL),
             _Periodic(self._report, lambda: REPORT_INTERVAL),
+            _Periodic(lambda: self._attempt(self._record_statistics), lambda: self._snapshots.wait),
         ]
 
     def _attempt(self, task: Callable[..., Any], *args: Any) -> None:
@@ -235,10 +237,26 @@ class Maintenance(Service):
     def _drop_old(self) -> None:
         if settings.POISON_RETENTION:
             self._attempt(drop_old_poison, self.alias, self)
+        self._attempt(snapshots.drop_old, self.alias, self.may_continue)
         for resolver in filter(None, map(registered.resolver_of, self._queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
         for hook in maintenance_hooks:
             self._attempt(hook, self.alias, self.may_continue)
+
+    def _record_statistics(self) -> None:
+        def may_continue() -> bool:
+            restart_deadline()
+            return not self.stopping
+
+        try:
+            self._snapshots.record(may_continue)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
+                raise
+            self._snapshots.wait = REPORT_AGAIN
+            if self._may_report("statistics"):
+                log.warning("The statistics of the queues in %r cannot be stored: %s", self.alias, error,
+                            extra={"database": self.alias})  # fmt: skip
 
     def _report(self) -> None:
         if self._with_barriers:

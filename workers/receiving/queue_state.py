@@ -17,6 +17,7 @@ import logging
 import random
 import threading
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -66,6 +67,8 @@ class QueueHealth:
     def __init__(self, label: str, alias: str, stopping: threading.Event) -> None:
         self._label, self._alias, self._stopping = label, alias, stopping
         self.stats = Stats()
+        #: Seconds of the last handler calls.
+        self.durations: deque[float] = deque(maxlen=500)
         open_after = settings.TIME_TO_TRIGGER_RECEIVE_CIRCUIT_BREAKER
         self.peek_breaker = CircuitBreaker(f"Peek of {label}", open_after, kind="peek", subject=label)
         self.breaker = CircuitBreaker(f"Receive from {label}", open_after, kind="receive", subject=label)

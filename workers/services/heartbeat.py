@@ -280,6 +280,17 @@ def _columns(pump: QueuePump) -> dict[str, Any]:
         "breakers": breakers_json(pump.health.degraded()),
         "progress": _progress(pump),
         "unknown_types": json.dumps([name[:MAX_TYPE_LENGTH] for name in types]) if types else "",
+        **_handling(pump),
+    }
+
+
+def _handling(pump: QueuePump) -> dict[str, float | None]:
+    """The median and the 95th percentile of the last handler calls, in seconds."""
+    durations = sorted(pump.health.durations.copy())
+    count = len(durations)
+    return {
+        "handling_p50": round(durations[count // 2], 6) if durations else None,
+        "handling_p95": round(durations[min(count - 1, count * 95 // 100)], 6) if durations else None,
     }
 
 

@@ -46,7 +46,7 @@ def _read(alias: str) -> list[QueueStats]:
         if key not in stats:
             stats[key] = QueueStats(
                 key, "", alias, "", waiting=0, leased=0, expired=0, exact=True, delayed=0, delayed_exact=True, poison=0,
-                poison_exact=True, workers=0,
+                poison_exact=True, workers=0, part_of=LABEL,
             )  # fmt: skip
         return stats[key]
 

@@ -238,7 +238,7 @@ def test_a_lost_connection_is_survived(
 def test_a_held_row_is_neither_leased_nor_waiting_in_the_figures(filtered: Endpoint) -> None:
     insert(filtered, 1, 2)
     filtered.send(3)
-    found = statistics._Database(filtered.alias).stats_of(Filtered)
+    found = statistics.Database(filtered.alias).stats_of(Filtered)
     assert (found.waiting, found.leased, found.lease_expired, found.pending_evaluation) == (1, 0, 0, 2)
     assert found.note == "2 pending evaluation"
 

@@ -80,7 +80,7 @@ def test_figures_of_a_busy_queue(operator: Client) -> None:
 @pytest.mark.parametrize(("rows", "waiting"), [(5, "3+"), (4_870_000, "about 4.9 million")])
 def test_counts_stop_and_report_it(operator: Client, monkeypatch: pytest.MonkeyPatch, rows: int, waiting: str) -> None:
     monkeypatch.setattr(statistics, "LIMIT", 3)
-    monkeypatch.setattr(statistics._Database, "_estimate", lambda *_: rows if rows > 5 else 0)
+    monkeypatch.setattr(statistics.Database, "_estimate", lambda *_: rows if rows > 5 else 0)
     Leased.send_many({"n": n} for n in range(5))
     Leased.objects.filter(pk=Leased.objects.values_list("pk", flat=True).first()).update(
         lease_expires=Now() + timedelta(minutes=5)

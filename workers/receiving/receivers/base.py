@@ -273,6 +273,7 @@ class Receiver:
             self.active_handler = None
             failed = error
         # From here on no interruption can arrive.
+        self.state.health.durations.append(monotonic() - started)
         if _get_running_loop() is not None:
             # Of a handler, perhaps interrupted while its loop came to its end: Django would refuse the thread for ever.
             _set_running_loop(None)
