@@ -10,6 +10,7 @@ from queueapp.metrics.views import metrics
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("project.flights.urls")),
     path("admin/", admin.site.urls),
+    path("queues/", include("queueapp.urls")),
     path("healthz", health.healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),
     path("autoscale", autoscale, name="autoscale"),

@@ -59,6 +59,8 @@ class StrictChangeList(ChangeList):
             raise IncorrectLookupParameters("a NUL")
         result = super().get_filters(request)
         for spec in result[0]:
+            if spec.template == "admin/filter.html":
+                spec.template = "admin/queueapp/filter.html"
             if not isinstance(spec, admin.SimpleListFilter) or spec.value() is None:
                 continue
             if all(str(value) != spec.value() for value, _ in spec.lookup_choices):

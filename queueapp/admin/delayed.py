@@ -17,6 +17,7 @@ from ..models import DelayedMessage, Now
 from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .formatting import display, untrusted
+from .large_tables.content_search import HELP
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
@@ -113,11 +114,11 @@ class DelayedAdmin(MessageAdmin):
 
     operations = OPERATIONS
     list_order = "due"
-    list_display = ("due_in", "message", "destination_queue", "body_size", "retries_so_far")
-    list_display_links = ("due_in", "message")
+    list_display = ("message", "due_in", "destination_queue", "body_size", "retries_so_far")
+    list_display_links = ("message", "due_in")
     list_filter = (DatabaseFilter, DestinationFilter, DueFilter)
     sortable_by = ("due_in",)
-    search_help_text = "A number, or a message id or its beginning (a beginning: among the 100,000 due first)."
+    search_help_text = f"{HELP} At most 50,000 messages are read."
 
     def has_dispatch_permission(self, request: HttpRequest) -> bool:
         """Making a message due: Django's change permission."""

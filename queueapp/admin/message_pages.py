@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
@@ -32,7 +33,9 @@ from ..sql import nonblocking
 from . import body_reader
 from .databases import OfDatabases
 from .formatting import display, untrusted
+from .large_tables import content_search
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
+from .message_story import related, timeline
 from .operations import Operation, actions, confirm_page, is_key
 
 #: Characters of the headers that a list reads to find the type.
@@ -133,9 +136,14 @@ class MessageAdmin(OfDatabases):
         term = search_term.strip().lower().replace("-", "")
         if not term:
             return queryset, False
+        terms = content_search.parse(search_term)
+        if content_search.needs_content(terms):
+            return self._search_content(request, queryset, terms), False
         found = Q()
         if term.isascii() and term.isdigit() and len(term) < 19:
             found |= Q(pk=int(term))
+        if terms[0].kind == "id":
+            term = terms[0].value
         if _PART_OF_ID.fullmatch(term):
             found |= Q(pk__in=self.keys_of_id(queryset, term))
         if not found:
@@ -143,6 +151,14 @@ class MessageAdmin(OfDatabases):
             self.message_user(request, f"“{shown}” is neither a number nor a message id.", messages.WARNING)
             return queryset.none(), False
         return queryset.filter(found), False
+
+    def _search_content(self, request: HttpRequest, queryset: QuerySet[Any], terms: Any) -> QuerySet[Any]:
+        """Find messages by what is in them, within the filters of the list; a note says what was not looked at."""
+        search = content_search.ContentSearch(terms, partial(may_view, self.admin_site, request))
+        looked = search.look(queryset, descending=self.list_order.startswith("-"))
+        if unread := str(looked):
+            self.message_user(request, f"Not everything was searched: {unread}.", messages.WARNING)
+        return queryset.filter(pk__in=looked.keys)
 
     def keys_of_id(self, rows: QuerySet[Any], term: str) -> list[int]:
         """Keys of the messages whose id is, or begins with, these hex digits. The search must be indexed or bounded."""
@@ -171,15 +187,15 @@ class MessageAdmin(OfDatabases):
         kind = self.message_type(row)
         return untrusted.inline(kind, longest) if kind else display.NOTHING
 
-    @admin.display(description="message, type")
+    @admin.display(description="type, message")
     def message(self, row: Any) -> SafeString:
-        return display.below(self.short_id(row), *self.besides(row))
+        kind = self.message_type(row)
+        texts = [*([untrusted.inline(kind, 60)] if kind else []), *self.besides(row), self.short_id(row)]
+        return display.below(*texts)
 
     def besides(self, row: Any) -> list[Any]:
-        """The lines below the id in a list. They save columns: beside the navigation and the filters, a small desktop
-        has 630 pixels for all columns."""
-        kind = self.message_type(row)
-        return [untrusted.inline(kind, 60)] if kind else []
+        """What a list shows between the type and the id. It saves columns: a row has one line."""
+        return []
 
     @admin.display(description="size")
     def body_size(self, row: Any) -> str:
@@ -228,7 +244,7 @@ class MessageAdmin(OfDatabases):
         return self.page_of(request, object_id, lambda message: self._page(request, message, extra_context))
 
     def _page(self, request: HttpRequest, message: Any, extra_context: Any) -> HttpResponse:
-        may_see_body = self.may_see_body(request, message)
+        may_see_body, identity = self.may_see_body(request, message), getattr(message, self.id_field)
         offered = [op for op in self.operations if op.offered(message) and op.allowed(self, request)]
         headers = untrusted.headers(message.start_of_headers)
         lines: list[tuple[str, str]] = [
@@ -247,7 +263,8 @@ class MessageAdmin(OfDatabases):
             "media": self.media,
             "preserved_filters": self.get_preserved_filters(request),
             "buttons": [Button(op, self.list_with(message)) for op in offered],
-            "facts": self.facts(request, message),
+            "facts": [*self.facts(request, message), ("Related", related(self, request, message, identity))],
+            "timeline": timeline(message, identity),
             "headers": headers._replace(rows=lines),
             # Not fetched for a user who may not see it.
             **(self._body(request, message) if may_see_body else {"body": None}),

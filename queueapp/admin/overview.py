@@ -7,7 +7,7 @@ history. Every button is a POST with a CSRF token and needs ``queueapp.operate_q
 from __future__ import annotations
 
 from contextlib import nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -18,22 +18,31 @@ from django.db import DatabaseError, InterfaceError, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from .. import overrides, registry
 from ..errors import QueueNotFound
-from ..models import NO_QUEUES, DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from ..operations import snapshots
 from ..operations.statistics import breaker_text
 from ..sending.validation import alias_of
+from .database_page import health_view, long_transactions
 from .databases import PARAMETER, Named, note_of
-from .formatting import display, untrusted
+from .formatting import charts, display, untrusted
 from .operations import Options, ask
-from .overview_rows import OverviewRow, rows_of_all_queues
+from .overview_rows import OverviewRow, overview
 from .queue_operations import OPERATIONS, QueueOperation
+from .queue_page import queue_view
 from .read_only import ReadOnlyAdmin
+from .search_page import search_view
 
 OPERATE = "queueapp.operate_queue"
+#: The header with which the page's script asks for its rows only.
+PART = "X-Queueapp-Part"
+#: Figures older than this are marked: a snapshot is taken at least once a minute.
+OLD_SECONDS = 90.0
 
 
 class OverviewAdmin(ReadOnlyAdmin):
@@ -52,6 +61,11 @@ class OverviewAdmin(ReadOnlyAdmin):
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         views = {verb: self.admin_site.admin_view(partial(self.operate_view, verb=verb)) for verb in OPERATIONS}
         urls = [path(f"<str:label>/{verb}/", view, name=f"{name}_{verb}") for verb, view in views.items()]
+        charts_view = self.admin_site.admin_view(partial(queue_view, self))
+        urls.append(path("<str:label>/charts/", charts_view, name=f"{name}_charts"))
+        databases = self.admin_site.admin_view(partial(health_view, self))
+        urls.append(path("databases/", databases, name=f"{name}_databases"))
+        urls.append(path("search/", self.admin_site.admin_view(partial(search_view, self)), name=f"{name}_search"))
         # Django's pages to add and delete are not ours.
         kept = ("_changelist", "_history", "_change")
         return [*urls, *(url for url in super().get_urls() if str(url.name).endswith(kept))]
@@ -62,9 +76,18 @@ class OverviewAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
-        lines = [self._line(request, row) for row in rows_of_all_queues()]
+        found = overview()
+        lines = [self._line(request, row) for row in found.rows]
+        part = PART in request.headers
         context = {
-            **self.admin_site.each_context(request),
+            **({} if part else self.admin_site.each_context(request)),
+            "age": found.age,
+            "age_text": "" if found.age is None else display.of_seconds(found.age),
+            "is_old": found.age is not None and found.age > OLD_SECONDS,
+            "part_header": PART,
+            "warnings": long_transactions(sorted({row.alias for row in found.rows if row.stats.waiting is not None})),
+            "search_url": self._url("search"),
+            "databases_url": self._url("databases"),
             "title": "Queues",
             "opts": self.opts,
             "media": self.media,
@@ -74,7 +97,8 @@ class OverviewAdmin(ReadOnlyAdmin):
             **(extra_context or {}),
         }
         request.current_app = self.admin_site.name  # type: ignore[attr-defined]
-        return TemplateResponse(request, "admin/queueapp/overview.html", context)
+        template = "admin/queueapp/overview_rows.html" if part else "admin/queueapp/overview.html"
+        return TemplateResponse(request, template, context, headers={"Vary": PART})
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """Django's log links here; the overview is the page of every queue."""
@@ -111,6 +135,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         if not confirmed or not form.is_valid():
             return self._ask(request, queue, operation, form)
         text, level = operation.run(queue, request.user, form.cleaned_data)
+        snapshots.forget(queue)
         self.message_user(request, text, level)
         return HttpResponseRedirect(self._url("changelist"))
 
@@ -135,8 +160,9 @@ class OverviewAdmin(ReadOnlyAdmin):
         return {
             "row": row,
             "link": display.queue_link(label, row.queue, self.admin_site, request),
-            "state": self._state(row),
+            "state": display.badge(*row.state),
             "set": self._set(row),
+            "spark": self._spark(row),
             "oldest": display.duration(row.oldest) if row.oldest is not None else "",
             "notes": [untrusted.inline(text, 300) for text in self._notes(row)],
             "delayed_url": self._list_of(request, DelayedMessage, row.alias, destination=label),
@@ -145,11 +171,19 @@ class OverviewAdmin(ReadOnlyAdmin):
             **({} if row.queue is None else self._of_known_queue(row)),
         }
 
+    def _spark(self, row: OverviewRow) -> SafeString:
+        series = [(point.at, point.ready) for point in row.history]
+        drawn = charts.sparkline(series, datetime.now(UTC), timedelta(hours=1), "ready in the last hour")
+        if row.queue is None or not row.history:
+            return drawn
+        return format_html('<a href="{}">{}</a>', self._url("charts", row.label), drawn)
+
     def _of_known_queue(self, row: OverviewRow) -> dict[str, Any]:
         # Only for known queues: the name of an unknown one comes from a message, and no URL need match it.
         verbs = ("resume" if row.paused else "pause", "concurrency", "limits", "purge")
         return {
             "history_url": self._url("history", quote(row.label)),
+            "charts_url": self._url("charts", row.label),
             "operations": [(OPERATIONS[verb], self._url(verb, row.label)) for verb in verbs],
         }
 
@@ -162,26 +196,6 @@ class OverviewAdmin(ReadOnlyAdmin):
         consumers = map(str, stats.consumers_without_worker)
         texts = (stats.error, stats.note, *map(breaker_text, stats.breakers), *unroutable, *consumers)
         return [text for text in texts if text]
-
-    def _state(self, row: OverviewRow) -> SafeString:
-        stats = row.stats
-        if row.label in NO_QUEUES:
-            return self._state_of_no_queue(row)
-        if row.queue is None:
-            return display.badge("bad", "no such queue")
-        if stats.waiting is None:
-            return display.badge("bad", "not readable")
-        if row.paused:
-            return display.badge("warn", "paused")
-        if stats.error:
-            return display.badge("bad", "incomplete")
-        if stats.breakers:
-            return display.badge("bad", "open breakers")
-        if not stats.workers:
-            return display.badge("quiet", "no worker")
-        if stats.consumers_without_worker or any(found.what == "recipient" for found in stats.unroutable):
-            return display.badge("warn", "consumer without worker")
-        return display.badge("good", "running")
 
     @staticmethod
     def _set(row: OverviewRow) -> list[Any]:
@@ -198,14 +212,6 @@ class OverviewAdmin(ReadOnlyAdmin):
         ]
         receivers = [f"{display.receivers(concurrency)} per process"] if concurrency is not None else []
         return [*receivers, *options, by, at]
-
-    @staticmethod
-    def _state_of_no_queue(row: OverviewRow) -> SafeString:
-        if row.workers is None:
-            return display.badge("bad", "not readable")
-        if row.stats.breakers:
-            return display.badge("bad", "open breakers")
-        return display.badge("good", "running") if row.workers else display.badge("warn", "not running")
 
     def _ask(self, request: HttpRequest, queue: Any, operation: QueueOperation, form: Options) -> HttpResponse:
         label = queue._meta.label

@@ -6,6 +6,7 @@ unknown value is a dash.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
@@ -14,11 +15,15 @@ from typing import Any
 from django.contrib.auth import get_user_model
 
 from .. import overrides, registry
-from ..models import QueueControl
-from ..operations import statistics
+from ..alerts.conditions import bound_of
+from ..models import NO_QUEUES, QueueControl
+from ..operations import snapshots, statistics
 from ..operations.safe_reads import Reader
 from ..operations.statistics import UNKNOWN, QueueStats
 from .formatting import display
+
+#: The age of the oldest message above which a queue is late, where ``ALERTS`` sets no bound.
+LATE = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class OverviewRow:
     stats: QueueStats
     control: QueueControl | None = None
     changed_by: str = ""
+    #: The last hour.
+    history: Sequence[snapshots.Point] = ()
 
     @property
     def label(self) -> str:
@@ -102,41 +109,174 @@ class OverviewRow:
         return _count(self.stats.poison, self.stats.poison_exact)
 
     @property
+    def in_flight(self) -> str:
+        """As the workers report it, and not less than what is leased."""
+        return UNKNOWN if self.stats.in_flight is None else f"{self.stats.in_flight:,}"
+
+    @property
+    def state(self) -> tuple[display.Tone, str]:
+        """The worst that is known, with the tone of its badge."""
+        stats = self.stats
+        if self.label in NO_QUEUES:
+            return self._state_of_service
+        if self.queue is None and not statistics.is_part(self.label):
+            return "bad", "no such queue"
+        if stats.waiting is None:
+            return "bad", "not readable"
+        if self.paused:
+            return "warn", "paused"
+        if stats.error:
+            return "bad", "incomplete"
+        if stats.breakers:
+            return "bad", "open breakers"
+        if not stats.workers:
+            return "bad" if self.lacks_worker else "quiet", "no worker"
+        if self.is_late:
+            return "warn", "late"
+        if stats.consumers_without_worker or any(found.what == "recipient" for found in stats.unroutable):
+            return "warn", "consumer without worker"
+        return "good", "running"
+
+    @property
+    def _state_of_service(self) -> tuple[display.Tone, str]:
+        if self.workers is None:
+            return "bad", "not readable"
+        if self.stats.breakers:
+            return "bad", "open breakers"
+        return ("good", "running") if self.workers else ("warn", "not running")
+
+    @property
+    def lacks_worker(self) -> bool:
+        """Whether messages wait, or a service is needed, and no live process is there."""
+        stats = self.stats
+        needed = bool(stats.waiting) and not stats.paused and self.queue is not None
+        return stats.workers == 0 and (needed or self.label in NO_QUEUES)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the oldest message has waited longer than ``ALERTS["max_age"]`` allows; without that, than
+        ``LATE``."""
+        bound = bound_of("max_age", self.label) or LATE
+        return self.oldest is not None and self.oldest > bound
+
+    @property
+    def new_poison(self) -> int:
+        """How many messages have become poison within the hour that the history has; 0: none, or unknown."""
+        before = [point.poison for point in self.history if point.poison is not None]
+        return max(0, (self.stats.poison or 0) - before[0]) if before else 0
+
+    @property
+    def rates(self) -> str:
+        """Messages a second in and out, in the last minute of the history."""
+        if not self.history:
+            return ""
+        point = self.history[-1]
+        return f"{rate(point.arrived_rate)} / {rate(point.handled_rate)}"
+
+    @property
+    def failures(self) -> str:
+        """The share of attempts that failed in the last minute of the history."""
+        if not self.history:
+            return ""
+        failed, handled = self.history[-1].failed_rate, self.history[-1].handled_rate
+        return f"{100 * failed / (failed + handled):.0f} %" if failed else "0 %" if handled else ""
+
+    @property
+    def handling(self) -> str:
+        """Median and 95th percentile of the handlers' duration."""
+        point = next((point for point in reversed(self.history) if point.handling_p50 is not None), None)
+        if point is None or point.handling_p95 is None or not self.workers:
+            return ""
+        return f"{short_seconds(point.handling_p50)} / {short_seconds(point.handling_p95)}"
+
+    @property
     def note(self) -> str:
         """The unknown values and their causes, or the note."""
         return self.stats.error or self.stats.note
+
+
+def rate(value: float) -> str:
+    """A rate with as many digits as matter."""
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}" if value >= 0.1 else "<0.1"
+
+
+def short_seconds(seconds: float | None) -> str:
+    """A short duration: "3 ms", "1.2 s"."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 0.001:
+        return "<1 ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def _count(count: int | None, exact: bool | None = True) -> str:
     return UNKNOWN if count is None else f"{count:,}{'' if exact else '+'}"
 
 
-def rows_of_all_queues() -> list[OverviewRow]:
-    """A row for each queue of the project, by label, then for unknown queues that messages are left for."""
-    return _rows(statistics.queue_stats())
+@dataclass(frozen=True)
+class Overview:
+    """All rows, the worst first. ``age``: of the oldest figures in seconds; None: all were read just now."""
+
+    rows: list[OverviewRow]
+    age: float | None
+
+
+def overview() -> Overview:
+    """A row for each queue of the project, and for unknown queues that messages are left for: the worst first, and the
+    queues within a queue below it."""
+    found = snapshots.latest(history=True)
+    rows = _rows(found.queues, found.controls, found.history)
+    labels = {row.label for row in rows}
+    within = {row.label: row.stats.part_of for row in rows if row.stats.part_of in labels}
+    ordered = []
+    for row in sorted((row for row in rows if row.label not in within), key=_severity):
+        parts = [part for part in rows if within.get(part.label) == row.label]
+        ordered += [row, *sorted(parts, key=_severity)]
+    return Overview(ordered, max(found.ages.values(), default=None))
 
 
 def row_of(queue: Any) -> OverviewRow:
-    """The row of one queue."""
-    return _rows(statistics.queue_stats([queue]))[0]
+    """The row of one queue, read now."""
+    return _rows(statistics.queue_stats([queue]), {}, {})[0]
 
 
-def _rows(found: list[QueueStats]) -> list[OverviewRow]:
+def _severity(row: OverviewRow) -> tuple[Any, ...]:
+    """Open breakers and what cannot be read first, then queues without a worker, those whose oldest message is beyond
+    its bound, those with new poison; of equal ones those with most messages."""
+    stats = row.stats
+    return (
+        not (stats.breakers or stats.error),
+        not row.lacks_worker,
+        not row.is_late,
+        not row.new_poison,
+        -(stats.waiting or 0) - (stats.in_flight or 0),
+        row.label,
+    )
+
+
+def _rows(
+    found: list[QueueStats],
+    known: Mapping[str, Mapping[str, QueueControl]],
+    history: Mapping[str, list[snapshots.Point]],
+) -> list[OverviewRow]:
     queues = {queue._meta.label: queue for queue in registry.queues}
-    controls: dict[str, dict[str, QueueControl]] = {}
-    users: dict[Any, str] = {}
+    controls: dict[str, Mapping[str, QueueControl]] = {}
     # Where even the pause states could not be read, the options cannot be read either.
     for alias in {stats.database for stats in found if stats.paused is not None}:
+        if alias in known:
+            controls[alias] = known[alias]
+            continue
         unset = dict.fromkeys(("concurrency", *overrides.SETTABLE))
         changed = QueueControl.objects.using(alias).exclude(paused=False, **unset)
         rows, _ = Reader(alias).read(partial(list[QueueControl], changed))
         controls[alias] = {row.queue: row for row in rows or []}
-        # No join and no lazy look-up: the site may keep its users in another database than the queue.
-        keys = {row.changed_by_id for row in rows or [] if row.changed_by_id}
-        users |= {key: user.get_username() for key, user in get_user_model()._base_manager.in_bulk(keys).items()}
-    overview = []
+    # No join and no lazy look-up: the site may keep its users in another database than the queue.
+    keys = {row.changed_by_id for rows in controls.values() for row in rows.values() if row.changed_by_id}
+    users = get_user_model()._base_manager.in_bulk(keys) if keys else {}
+    shown = []
     for stats in found:
         control = controls.get(stats.database, {}).get(stats.queue)
-        by = users.get(control.changed_by_id, "") if control else ""
-        overview.append(OverviewRow(queues.get(stats.queue), stats, control, by))
-    return overview
+        user = users.get(control.changed_by_id) if control else None
+        by = user.get_username() if user is not None else ""
+        shown.append(OverviewRow(queues.get(stats.queue), stats, control, by, history.get(stats.queue, [])))
+    return shown

@@ -10,25 +10,29 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION
+from django.db import Error, connections, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from .. import inline, registry
 from ..errors import QueueNotFound
 from ..failures import poison_operations
 from ..models import PoisonMessage
-from ..sql import nonblocking
-from .databases import DatabaseFilter
+from ..sql import backend_of, nonblocking
+from .databases import PARAMETER, DatabaseFilter
 from .delayed import carried
 from .edit_poison import edit_view
 from .formatting import display, untrusted
+from .large_tables.content_search import HELP
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
+from .poison_groups import groups_of
 from .rehearse_poison import rehearse_view
 
 #: Filters offer what occurs among so many of the newest messages, the most frequent first.
@@ -215,12 +219,13 @@ class PoisonAdmin(MessageAdmin):
     """All poison messages of a database, the newest first."""
 
     operations = OPERATIONS
+    change_list_template = "admin/queueapp/poison_list.html"
     list_order = "-number"
-    list_display = ("failed", "failure_reason", "from_queue", "message")
+    list_display = ("failure_reason", "from_queue", "message", "failed")
     list_display_links = ("failed", "message")
     list_filter = (DatabaseFilter, StatusFilter, QueueFilter, GroupFilter, ExceptionFilter)
     sortable_by = ("failed",)
-    search_help_text = "A number, or a message id or its beginning (a beginning: among the newest 100,000)."
+    search_help_text = f"{HELP} At most 50,000 messages are read."
 
     # -- permissions ----------------------------------------------------------------------------------------------
 
@@ -252,7 +257,16 @@ class PoisonAdmin(MessageAdmin):
         return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Poison messages", **(extra_context or {})})
+        context: dict[str, Any] = {"title": "Poison messages", "may_requeue": self.has_requeue_permission(request)}
+        # The list as it opens: a filter, a search or a further page is about messages.
+        if request.method == "GET" and not request.GET.keys() - {PARAMETER}:
+            alias = self.database(request)
+            with suppress(Error), transaction.atomic(using=alias):
+                unresolved = PoisonMessage.objects.using(alias).filter(status=UNRESOLVED)
+                now = backend_of(connections[alias]).now(connections[alias])
+                context["groups"] = groups_of(unresolved, now)
+            context["database_query"] = urlencode({PARAMETER: alias}) if alias != self.databases()[0] else ""
+        return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def list_with(self, message: Any) -> str:
         status = {} if message.status == UNRESOLVED else {"status": str(message.status)}

@@ -26,6 +26,7 @@ from ..sql import nonblocking
 from ..sql.claims import LAST_END
 from .formatting import display, untrusted
 from .formatting.leases import LeaseState
+from .large_tables.content_search import HELP
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
@@ -169,12 +170,8 @@ class QueueAdmin(MessageAdmin):
     id_field = "id"
     list_order = "seq"
     sortable_by = ("seq",)
-    list_display_links = ("seq", "message")
-    search_help_text = (
-        "A seq, or a message id or its beginning. An id is searched among the 50,000 oldest and newest messages, and "
-        "those sent at "
-        "the time in the id."
-    )
+    list_display_links = ("message", "seq")
+    search_help_text = f"{HELP} At most 50,000 messages are read."
 
     def _has(self, name: str) -> bool:
         return any(field.name == name for field in self.opts.local_concrete_fields)
@@ -194,8 +191,8 @@ class QueueAdmin(MessageAdmin):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         delivery = self.model.delivery
         columns = {
-            "seq": True,
             "message": True,
+            "seq": True,
             "state": True,
             "level": bool(delivery.priorities > 1 or delivery.priority) and self._has("priority"),
             "age": self._has("enqueued_at"),
@@ -233,7 +230,7 @@ class QueueAdmin(MessageAdmin):
 
     def besides(self, row: Any) -> list[Any]:
         recipient = getattr(row, "recipient", "")
-        return [*super().besides(row), *([format_html("for {}", untrusted.inline(recipient, 40))] if recipient else [])]
+        return [format_html("for {}", untrusted.inline(recipient, 40))] if recipient else []
 
     # Not the model's fields: the list could be sorted by a field, and no index gives that order.
     @admin.display(description="priority")

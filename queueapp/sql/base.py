@@ -19,6 +19,7 @@ from .acks import AckBySeq, Acks
 from .barriers import Barriers
 from .claims import Claims
 from .database import Notifications, Schema, Sessions
+from .database_health import DatabaseHealth
 from .figures import Figures
 from .inserts import Dedupe, EarlyAcks, Fanout, Inserts
 from .journal import JournalSql
@@ -66,6 +67,7 @@ class Backend(abc.ABC):
     """What a database vendor knows beyond one queue's table."""
 
     sessions: Sessions
+    health: DatabaseHealth
     delayed: DelayedStore
     dedupe: Dedupe
     early_acks: EarlyAcks

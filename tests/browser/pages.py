@@ -85,20 +85,26 @@ def asked_of_queues(page: Page) -> Iterator[str]:
     """Goes through the pages that ask before something is done to a queue or a subject, for each thing that can be;
     yields the name of each."""
     page.goto(OVERVIEW)
-    buttons = page.locator(".queueapp-operate button")
+    buttons = page.locator(".queueapp-operate button")  # within a closed menu
     labels = buttons.evaluate_all("all => all.map(e => e.ariaLabel)")
     # Each verb once, of the queue that has most to say.
     verbs = {label.partition(" ")[0]: label for label in labels}
     verbs |= {label.partition(" ")[0]: label for label in labels if label.endswith(" testapp.Leased")}
     for verb, label in sorted(verbs.items()):
-        page.goto(OVERVIEW)
-        page.get_by_role("button", name=label, exact=True).click()
+        operate(page, label)
         yield f"ask-queue-{verb}"
     for subject, name in (("no-such-subject", "unknown"), (SUBJECT, "known")):
         page.goto(SUBJECTS)
         page.get_by_label("Subject").fill(subject)
         page.get_by_role("button", name="Look for its keys").click()
         yield f"ask-subject-{name}"
+
+
+def operate(page: Page, label: str) -> None:
+    """Choose an operation on a queue, ``Pause app.Queue``, in the menu of its row."""
+    page.goto(OVERVIEW)
+    page.locator(f'summary[aria-label="Actions for {label.partition(" ")[2]}"]').click()
+    page.get_by_role("button", name=label, exact=True).click()
 
 
 def asked_of_rows(page: Page, models: tuple[Any, ...]) -> Iterator[str]:
@@ -124,8 +130,7 @@ def ask(page: Page, model: Any, operation: str, query: str = "", everything: str
 
 def refused(page: Page, editable: int) -> Iterator[str]:
     """Goes through pages that say of what was typed, or asked for, why it is not done; yields the name of each."""
-    page.goto(OVERVIEW)
-    page.get_by_role("button", name="Limits testapp.Leased", exact=True).click()
+    operate(page, "Limits testapp.Leased")
     page.get_by_label("Lease period").fill("soon")
     page.get_by_role("button", name="Set limits").click()
     yield "refused-limits"

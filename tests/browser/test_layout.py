@@ -16,7 +16,7 @@ from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import Client
 from django.urls import resolve
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from queueapp.admin.large_tables import search
 from queueapp.admin.queues import QueueAdmin
@@ -44,6 +44,9 @@ CUT = """() => {
     const box = e.getBoundingClientRect();
     if (!(text || control) || !e.checkVisibility({visibilityProperty: true}) || box.width <= 1) continue;
     if (e.closest('.visually-hidden, .queueapp-hex, option, script')) continue;
+    let elided = false;  // an ellipsis says that the text goes on
+    for (let p = e; p; p = p.parentElement) elided ||= getComputedStyle(p).textOverflow === 'ellipsis';
+    if (elided) continue;
     if (getComputedStyle(e.closest('thead') ?? e).clipPath !== 'none') continue;
     let left = 0, right = innerWidth;
     for (let p = e.parentElement; p; p = p.parentElement) {
@@ -266,7 +269,7 @@ def test_depth_age_and_poison_of_each_queue_are_on_the_screen_of_a_telephone(bro
     rows = cells(browse, OVERVIEW, TELEPHONE)
     assert len(rows) > 8
     for row in rows:
-        for name in ("Waiting", "Oldest", "Poison"):
+        for name in ("Ready", "Oldest", "Poison"):
             cell = row["cells"][name]
             assert cell["left"] >= 0
             assert cell["right"] <= TELEPHONE
@@ -298,6 +301,33 @@ def test_each_figure_of_a_list_has_its_name_on_a_telephone(browse: Browse, popul
         unnamed = [name for name, cell in row["cells"].items() if cell["text"].strip() and cell["label"] == "none"]
         assert row["card"]
         assert unnamed == []
+
+
+@pytest.mark.parametrize("model", [Leased, Urgent, DelayedMessage, PoisonMessage, JournalEntry])
+def test_a_message_has_one_line_on_a_small_desktop(browse: Browse, populated: None, model: Any) -> None:
+    def heights(page: Page) -> list[float]:
+        page.goto(pages.list_of(model))
+        rows = page.locator("#result_list tbody tr")
+        return rows.evaluate_all("all => all.map(e => e.getBoundingClientRect().height)")
+
+    found = browse(heights, viewport={"width": DESKTOP, "height": 800})
+    assert found
+    assert max(found) < 45
+
+
+def test_the_filters_are_above_the_list_on_a_telephone(browse: Browse, populated: None) -> None:
+    def choose(page: Page) -> tuple[float, float, list[str]]:
+        page.goto(pages.list_of(PoisonMessage))
+        filters = page.get_by_role("navigation", name="Filters").bounding_box()
+        first = page.locator("#result_list tbody tr").first.bounding_box()
+        page.get_by_text("Status: unresolved").click()
+        page.get_by_role("link", name="archived").click()
+        expect(page.get_by_text("Status: archived")).to_be_visible()
+        return filters["y"] + filters["height"], first["y"], page.get_by_text("Clear all filters").all_inner_texts()
+
+    end, first, clear = browse(choose, viewport={"width": TELEPHONE, "height": 800})
+    assert end < first < 800
+    assert clear == ["Clear all filters"]
 
 
 @pytest.mark.parametrize(("width", "least"), [(TELEPHONE, 250), (DESKTOP, 165)])

@@ -99,7 +99,7 @@ def ago(at: datetime | None, now: datetime) -> Any:
         return NOTHING
     span = now - at
     text = f"{duration(span)} ago" if span > timedelta(0) else f"in {duration(span)}"
-    return below(text, moment(at))
+    return below(format_html('<span title="{}">{}</span>', at.isoformat(), text), moment(at))
 
 
 def below(first: Any, *rest: Any) -> SafeString:

@@ -16,6 +16,7 @@ from .acks import PostgresqlAckBySeq, PostgresqlAcks
 from .barriers import FencedClaims, PostgresqlBarriers
 from .claims import PostgresqlClaims, Priority64Claims
 from .database import PostgresqlNotifications, PostgresqlSchema, PostgresqlSessions
+from .database_health import PostgresqlDatabaseHealth
 from .figures import PostgresqlFigures
 from .inserts import PostgresqlDedupe, PostgresqlEarlyAcks, PostgresqlFanout, PostgresqlInserts
 from .journal import PostgresqlJournalSql
@@ -88,6 +89,7 @@ class PostgresqlBackend(Backend):
     def __init__(self) -> None:
         self.guard = guard = PlanGuard()
         self.sessions = PostgresqlSessions()
+        self.health = PostgresqlDatabaseHealth()
         self.delayed = PostgresqlDelayedStore(guard)
         self.early_acks, self.dedupe = PostgresqlEarlyAcks(guard), PostgresqlDedupe(guard)
         self.schema = PostgresqlSchema()

@@ -14,6 +14,7 @@ from .acks import SqlServerAckBySeq, SqlServerAcks
 from .barriers import FencedClaims, FencedLimits, LockingInserts, SqlServerBarriers
 from .claims import Priority64Claims, SqlServerClaims
 from .database import SqlServerNotifications, SqlServerSchema, SqlServerSessions
+from .database_health import SqlServerDatabaseHealth
 from .errors import error_kind, missing_driver
 from .figures import SqlServerFigures
 from .inserts import SqlServerDedupe, SqlServerEarlyAcks, SqlServerFanout, SqlServerInserts
@@ -63,6 +64,7 @@ class SqlServerBackend(Backend):
 
     def __init__(self) -> None:
         self.sessions = SqlServerSessions()
+        self.health = SqlServerDatabaseHealth()
         self.delayed = SqlServerDelayedStore()
         self.early_acks, self.dedupe = SqlServerEarlyAcks(), SqlServerDedupe()
         self.schema = SqlServerSchema()

@@ -79,7 +79,7 @@ def test_a_list_shows_one_database_and_offers_the_others(operator: Client) -> No
         text = operator.get(url(PoisonMessage) + query).content.decode()
         assert f"in {here}" in text
         assert f"in {elsewhere}" not in text
-        assert "By database" in text
+        assert f"Database: {here}" in text
 
 
 def test_delayed_messages_and_subscribers_of_the_other_database(operator: Client) -> None:

@@ -185,13 +185,11 @@ def test_search_finds_a_seq_a_whole_id_and_its_beginning(operator: Client) -> No
     assert listed(operator, Leased, "?q=0198c0df") == []
 
 
-def test_search_for_nonsense_finds_nothing_and_gives_the_reason(operator: Client) -> None:
+def test_search_for_nonsense_finds_nothing(operator: Client) -> None:
     Leased.send({})
-    for term in ("'; DROP TABLE x", "xyz", "ab", "1" * 400, "%25", "\u202e"):
+    for term in ("'; DROP TABLE x", "xyz", "zz", "1" * 400, "%25", "\u202e", "header:", "x=", "id:"):
         response = operator.get(url(Leased), {"q": term})
-        assert list(response.context["cl"].result_list) == []
-        if not term.isdigit():
-            assert "neither a number nor a message id" in notes(response)[0]
+        assert list(response.context["cl"].result_list) == [], term
 
 
 @pytest.mark.parametrize("query", ["?body__contains=x", "?headers__icontains=x", "?lease_token__isnull=1", "?id=7"])

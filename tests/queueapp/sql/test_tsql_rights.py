@@ -32,6 +32,24 @@ def test_a_database_that_cannot_be_written_to_is_known_by_the_catalog() -> None:
     assert kinds(found) == [exp.Select]
 
 
+def test_the_health_of_a_database_is_asked_of_its_views() -> None:
+    health = _backend.health
+    ((sent, found),) = statements_of(TABLE, lambda s, c, _: health.snapshot_holders(c, 5))
+    assert (kinds(found), sent.params) == ([exp.Select], (5,))
+    ((sent, found),) = statements_of(TABLE, lambda s, c, _: health.tables(c, ["shop].[or'ders", "50%"]))
+    assert kinds(found) == [exp.Select]
+    assert sent.params == (
+        '[{"name": "shop].[or\'ders", "quoted": "[shop].[or\'ders]"}, {"name": "50%", "quoted": "[50%]"}]',
+    )
+
+    def facts(_s: object, c: object, recorder: Any) -> None:
+        recorder.answers.append([("16.0", True, "ON", "FULL")])
+        assert ("READ_COMMITTED_SNAPSHOT", "on") in health.facts(c)
+
+    ((_, found),) = statements_of(TABLE, facts)
+    assert kinds(found) == [exp.Select]
+
+
 def test_a_lock_is_waited_for_no_longer_and_the_session_is_as_before() -> None:
     def look(_s: object, c: object, _: object) -> None:
         with _backend.sessions.lock_timeout(c, 5):

@@ -1,0 +1,130 @@
+"""The groups of the unresolved poison messages: the same exception at the same place, so that one fix resolves them.
+
+Counted among the newest ``READ`` messages; the page says when there are more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+
+from ..sql import nonblocking
+from .formatting import charts, display, untrusted
+from .large_tables.lists import Start
+
+#: Messages that are read, groups that are shown, and names of each kind in a group.
+READ, SHOWN, NAMES = 10_000, 25, 5
+#: Characters of a traceback that are read to find its last frame.
+MAX_TRACEBACK = 64 * 1024
+TREND = timedelta(days=1)
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
+
+
+@dataclass
+class Group:
+    """Messages of one group. ``newest``: the number of its newest one. ``queues``, ``versions``, ``hosts``: the first
+    ``NAMES`` names that occur."""
+
+    key: str
+    newest: int
+    exception: str
+    reason: str
+    last: datetime
+    first: datetime
+    #: The database's clock.
+    now: datetime
+    count: int = 0
+    queues: set[str] = field(default_factory=set)
+    versions: set[str] = field(default_factory=set)
+    hosts: set[str] = field(default_factory=set)
+    hours: list[int] = field(default_factory=lambda: [0] * 24)
+    frame: str = ""
+
+    @property
+    def title(self) -> Any:
+        """What has failed, once: most reasons begin with the name of the exception."""
+        repeated = self.reason.startswith(self.exception.rpartition(".")[2])
+        return untrusted.inline(self.reason if repeated else f"{self.exception}: {self.reason}", 160)
+
+    @property
+    def trend(self) -> Any:
+        """The failures of the last 24 hours."""
+        series = [(self.now - timedelta(hours=23 - hour), float(count)) for hour, count in enumerate(self.hours)]
+        return charts.sparkline(series, self.now, TREND, "failures an hour in the last day")
+
+    @property
+    def age(self) -> Any:
+        return display.ago(self.last, self.now)
+
+    @property
+    def since(self) -> Any:
+        return display.moment(self.first)
+
+    @property
+    def where(self) -> Any:
+        return untrusted.inline(self.frame, 120) if self.frame else ""
+
+    @property
+    def from_queues(self) -> Any:
+        return _names(self.queues)
+
+    @property
+    def on_versions(self) -> Any:
+        return _names(self.versions)
+
+    @property
+    def on_hosts(self) -> Any:
+        return _names(self.hosts)
+
+
+def _names(found: Iterable[str]) -> Any:
+    return untrusted.inline(", ".join(sorted(found)) or "\u2013", 80)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The largest groups. ``complete``: whether all unresolved messages were read."""
+
+    groups: list[Group]
+    complete: bool
+    more: int
+
+
+def groups_of(rows: QuerySet[Any], now: datetime) -> Groups:
+    """The groups of these messages; two statements."""
+    columns = ("number", "group_key", "queue", "exception_type", "reason", "failed_at", "first_failed_at", "host",
+               "worker_version")  # fmt: skip
+    found: dict[str, Group] = {}
+    newest = list(nonblocking(rows).order_by("-number").values_list(*columns)[: READ + 1])
+    for number, key, queue, exception, reason, at, first, host, version in newest[:READ]:
+        # Messages without a group are alike if their reasons are.
+        name = key or f"\0{reason}"
+        if name not in found:
+            found[name] = Group(key, number, exception, reason, at, first or at, now)
+        group = found[name]
+        group.count += 1
+        group.last, group.first = max(group.last, at), min(group.first, first or at)
+        for names, value in ((group.queues, queue), (group.versions, version), (group.hosts, host)):
+            if value and len(names) < NAMES:
+                names.add(value)
+        hour = int((now - at) / timedelta(hours=1))
+        if 0 <= hour < 24:
+            group.hours[23 - hour] += 1
+    shown = sorted(found.values(), key=lambda group: (-group.count, -group.newest))[:SHOWN]
+    last_frames(rows, shown)
+    return Groups(shown, len(newest) <= READ, len(found) - len(shown))
+
+
+def last_frames(rows: QuerySet[Any], groups: list[Group]) -> None:
+    """Set the frame in which the newest message of each group failed."""
+    wanted = {group.newest: group for group in groups}
+    tracebacks = rows.model.objects.using(rows.db).filter(number__in=wanted)
+    for number, text in tracebacks.annotate(text=Start("traceback", MAX_TRACEBACK)).values_list("number", "text"):
+        if frames := _FRAME.findall(text or ""):
+            path, line, function = frames[-1]
+            wanted[number].frame = f"{'/'.join(path.split('/')[-2:])}:{line} {function}"

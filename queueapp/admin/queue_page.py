@@ -1,0 +1,106 @@
+"""The page of one queue: its figures, who consumes it, what is set, and charts of an hour, a day or a week."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import Error, router, transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+
+from .. import registry
+from ..errors import QueueNotFound
+from ..models import Now, Subscriber
+from ..operations import snapshots
+from ..operations.live_workers import consumers_of
+from .formatting import charts, display, untrusted
+from .formatting.charts import Chart
+from .overview_rows import rate, row_of, short_seconds
+
+#: By name: the span, and the period of its points in seconds.
+SPANS = {"1h": (timedelta(hours=1), 60), "24h": (timedelta(hours=24), 300), "7d": (timedelta(days=7), 3600)}
+NAMES = {"1h": "1 hour", "24h": "24 hours", "7d": "7 days"}
+#: Workers that are shown.
+MAX_WORKERS = 50
+
+
+def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
+    """The page of a queue; ``?span=24h``."""
+    if request.method not in ("GET", "HEAD") or not page.has_view_permission(request):
+        raise PermissionDenied
+    try:
+        queue = registry.queues.find(label)
+    except QueueNotFound:
+        raise Http404(f"There is no queue {label}.") from None
+    span = request.GET.get("span", "1h")
+    if span not in SPANS:
+        span = "1h"
+    row, alias = row_of(queue), router.db_for_read(queue) or "default"
+    length, period = SPANS[span]
+    points: Sequence[snapshots.Point] = ()
+    workers: list[dict[str, Any]] = []
+    unknown = ""
+    try:
+        with transaction.atomic(using=alias):
+            points = snapshots.points(alias, period, length, queue._meta.label).get(queue._meta.label, ())
+            workers = _workers(alias, queue)
+    except Error as error:
+        unknown = untrusted.visible(str(error))[:300]
+    line = page._line(request, row)
+    context = {
+        **page.admin_site.each_context(request),
+        "title": f"Queue {queue._meta.label}",
+        "opts": page.opts,
+        "media": page.media,
+        "line": line,
+        "row": row,
+        "charts": [chart for chart in charts_of(points, length) if not chart.is_empty],
+        "spans": [(name, text, name == span) for name, text in NAMES.items()],
+        "begin": display.moment(datetime.now(UTC) - length),
+        "workers": workers,
+        "unknown": unknown,
+        "may_operate": line.get("operations") and request.user.has_perm("queueapp.operate_queue"),
+    }
+    request.current_app = page.admin_site.name  # type: ignore[attr-defined]
+    return TemplateResponse(request, "admin/queueapp/queue.html", context)
+
+
+def charts_of(points: Sequence[snapshots.Point], span: timedelta) -> list[Chart]:
+    """The charts of a queue's history."""
+    now = datetime.now(UTC)
+
+    def line(name: str) -> charts.Series:
+        return [(point.at, getattr(point, name)) for point in points]
+
+    def count(value: float) -> str:
+        return f"{value:,.0f}"
+
+    rates = [("in", line("arrived_rate")), ("out", line("handled_rate"))]
+    return [
+        Chart("Depth", [("ready", line("ready")), ("in flight", line("in_flight"))], now, span, count),
+        Chart("Messages a second", rates, now, span, rate),
+        Chart("Failed attempts a second", [("failed", line("failed_rate"))], now, span, rate),
+        Chart("Handling time", [("median", line("handling_p50")), ("95th percentile", line("handling_p95"))], now, span,
+              short_seconds),
+        Chart("Age of the oldest message", [("oldest", line("oldest_seconds"))], now, span, display.of_seconds),
+        Chart("Delayed and poison", [("delayed", line("delayed")), ("poison", line("poison"))], now, span, count),
+    ]  # fmt: skip
+
+
+def _workers(alias: str, queue: Any) -> list[dict[str, Any]]:
+    """The live workers of a queue with their consumers."""
+    rows = Subscriber.objects.using(alias).filter(queue=queue._meta.label, alive_until__gt=Now())
+    return [
+        {
+            "process": untrusted.inline(f"{row.host}:{row.process}", 60),
+            "version": untrusted.inline(row.version or "\u2013", 40),
+            "in_flight": row.outstanding,
+            "handled": row.handled,
+            "failed": row.failed,
+            "consumers": untrusted.inline(", ".join(name for name, _ in consumers_of(row.consumers)) or "\u2013", 200),
+        }
+        for row in rows.order_by("host", "process")[:MAX_WORKERS]
+    ]
