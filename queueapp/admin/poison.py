@@ -284,7 +284,9 @@ class PoisonAdmin(MessageAdmin):
 
     @admin.display(description="queue, consumer")
     def from_queue(self, row: Any) -> SafeString:
-        return display.below(untrusted.inline(row.queue, 50), untrusted.inline(row.consumer, 60))
+        return display.below(
+            untrusted.inline(row.queue, 50), untrusted.inline(row.consumer, 60) if row.consumer else ""
+        )
 
     @admin.display(description="reason")
     def failure_reason(self, row: Any) -> SafeString:

@@ -59,7 +59,7 @@ class Group:
 
     @property
     def age(self) -> Any:
-        return display.ago(self.last, self.now)
+        return f"{display.duration(self.now - self.last)} ago"
 
     @property
     def since(self) -> Any:

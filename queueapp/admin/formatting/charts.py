@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 #: A value at a time; None: unknown.
 Series = Sequence[tuple[datetime, float | None]]
 
-SPARK_WIDTH, SPARK_HEIGHT = 96, 22
+SPARK_WIDTH, SPARK_HEIGHT = 72, 20
 
 
 def sparkline(series: Series, end: datetime, span: timedelta, label: str) -> SafeString:
