@@ -125,6 +125,7 @@ def test_release_lease_frees_the_leased_one(operator: Client, seqs: list[int]) -
     assert (row.lease_token, row.lease_expires, row.deliveries) == (None, None, 1)
 
 
+@pytest.mark.django_db(transaction=True)  # a request is committed beside the transaction of its caller
 def test_stop_its_handler_asks_the_live_workers_of_the_queue(operator: Client, seqs: list[int]) -> None:
     alone = "1 message skipped: gone, or without a live worker."
     assert alone in notes(operate(operator, Leased, "stop_handler", seqs[3]))[0]
