@@ -51,7 +51,7 @@ def timeline(message: Any, identity: Any) -> list[tuple[Any, Any]]:
             attempt = untrusted.inline(entry.get("attempt", ""), 10)
             error = untrusted.inline(entry.get("exception", ""), 160)
             found.append((at, format_html("attempt {} failed: {}", attempt, error)))
-    return [(display.moment(at), text) for at, text in sorted(found, key=lambda each: each[0])]
+    return [(display.moment(at), text) for at, text in sorted(found, key=lambda event: event[0])]
 
 
 def _made_at(identity: Any) -> datetime | None:

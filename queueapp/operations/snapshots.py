@@ -241,7 +241,7 @@ def latest(*, history: bool = False) -> Snapshot:
     by_alias: defaultdict[str, list[Any]] = defaultdict(list)
     for queue in registry.queues:
         by_alias[router.db_for_read(queue) or "default"].append(queue)
-    others = []
+    undeclared = []
     for alias, queues in sorted(by_alias.items()):
         database = Database(alias)
         # In one transaction. Where something cannot be read, each figure is read by itself, with the cause.
@@ -255,11 +255,11 @@ def latest(*, history: bool = False) -> Snapshot:
                 found.ages[stats.queue] = age
                 _set_present(stats, database)
             found.queues.append(stats)
-        others += database.of_no_queues()
+        undeclared += database.of_no_queues()
         # Those with a table are queues of another project.
-        others += [stats for stats, _ in known.values() if not stats.table] if stored else database.of_others()
+        undeclared += [stats for stats, _ in known.values() if not stats.table] if stored else database.of_others()
     found.queues.sort(key=lambda stats: stats.queue)
-    found.queues += others
+    found.queues += undeclared
     return found
 
 
@@ -331,9 +331,9 @@ def _stats_of(text: str) -> QueueStats | None:
     try:
         stored = json.loads(text)
         amps = stored.pop("amps")
-        subscriptions = [SubscriptionStats(**each) for each in amps.pop("subscriptions")]
-        unroutable = [Unroutable(**each) for each in stored.pop("unroutable")]
-        consumers = [ConsumerStats(**each) for each in stored.pop("consumers")]
+        subscriptions = [SubscriptionStats(**fields) for fields in amps.pop("subscriptions")]
+        unroutable = [Unroutable(**fields) for fields in stored.pop("unroutable")]
+        consumers = [ConsumerStats(**fields) for fields in stored.pop("consumers")]
         return QueueStats(
             **stored, amps=AmpsStatistics(**amps, subscriptions=subscriptions), unroutable=unroutable,
             consumers=consumers,

@@ -98,8 +98,8 @@ def _with_keys(runs: Iterable[Run], keys: Mapping[bytes, str | None]) -> Iterato
     """The runs with the keys that the sender gave, by id: each message has its own in its headers."""
     for run in runs:
         pairs = zip(run.ids, run.bodies, strict=True)
-        for has_key, some in groupby(pairs, lambda pair: keys[pair[0]] is not None):
-            ids, bodies = zip(*some, strict=True)
+        for has_key, group in groupby(pairs, lambda pair: keys[pair[0]] is not None):
+            ids, bodies = zip(*group, strict=True)
             text = run.like.headers
             headers = [dedupe.with_key(text, str(keys[identity])) for identity in ids] if has_key else None
             yield Run(run.like, ids, bodies, headers)

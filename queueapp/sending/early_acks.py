@@ -51,7 +51,7 @@ def _without_acked(queue: Any, connection: Any, runs: Iterable[Run]) -> Iterator
     backend.early_acks.lock_name(connection, name_of_all(queue), shared=True)
     #: All ids so far: copies for further recipients have the ids of the first.
     acked: set[bytes] = set()
-    for run in chain.from_iterable(one.alike() for one in runs):
+    for run in chain.from_iterable(mixed.alike() for mixed in runs):
         ids = [uuid.UUID(bytes=identity) for identity in run.ids]
         acked |= {identity.bytes for identity in backend.early_acks.take(connection, TABLE, queue._meta.label, ids)}
         kept = [pair for pair in zip(run.ids, run.bodies, strict=True) if pair[0] not in acked]

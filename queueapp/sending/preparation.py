@@ -109,7 +109,7 @@ def encode_body(queue: Any, message: Outgoing, using: str) -> Outgoing:
 
 def encode_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
     """The runs as the queue stores them: the headers are read once, and one key is used, for each run."""
-    for run in chain.from_iterable(one.alike() for one in runs):
+    for run in chain.from_iterable(mixed.alike() for mixed in runs):
         headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
         bodies = [seal(body, uuid.UUID(bytes=identity)) for identity, body in zip(run.ids, run.bodies, strict=True)]
         yield Run(run.like._replace(headers=headers), run.ids, bodies)

@@ -112,7 +112,7 @@ TESTS = {
     "test_semantics_at_most_once_is_gone_when_it_is_received "
     "test_semantics_at_most_once_with_a_limit_frees_places_of_receive_as_they_are_acked "
     "test_semantics_at_most_once_with_a_limit_is_gone_with_the_subscriber_that_it_was_sent_to",
-    "LeasePeriod": "test_lease_without_a_period_should_never_expire_and_never_be_renewed "
+    "LeasePeriod": "test_lease_period_unset_should_never_expire_and_never_be_renewed "
     "test_lease_period_set_at_run_time_is_in_force_for_workers_and_receive",
     "disconnect": "test_disconnect_of_a_dead_subscriber_gives_its_leases_back "
     "test_disconnect_by_an_error_in_the_block_gives_leased_messages_back",

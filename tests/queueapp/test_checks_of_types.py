@@ -111,7 +111,7 @@ def test_field_of_a_queue_whose_value_is_made_in_python_is_an_error(monkeypatch:
     found = checks.check_fields()
 
     assert ids(found) == ["queueapp.E011", "queueapp.E011"]
-    assert [one.msg.split()[0] for one in found] == ["testapp.Tagged.tag", "testapp.Tagged.place"]
+    assert [finding.msg.split()[0] for finding in found] == ["testapp.Tagged.tag", "testapp.Tagged.place"]
 
 
 def test_what_becomes_of_keys_that_there_are_not_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ class ContentSearch:
         from .lists import ByteLength, Start
 
         found, last = Looked(), None
-        names = {each.name for each in rows.model._meta.local_concrete_fields}
+        names = {column.name for column in rows.model._meta.local_concrete_fields}
         columns = [name for name in _COLUMNS if name in names]
         texts = {f"start_of_{name}": Start(name, MAX_TEXT) for name in _TEXTS if name in names}
         bodies = {"start": Start("body", MAX_BODY, output_field=BytesField()), "size": ByteLength("body")}
@@ -211,7 +211,7 @@ def _error(row: dict[str, Any]) -> str:
 def _at_path(value: Any, path: Sequence[str], wanted: str) -> bool:
     """Whether a value at the path is the wanted one. A list on the way stands for each of its elements."""
     if isinstance(value, list):
-        return any(_at_path(each, path, wanted) for each in value)
+        return any(_at_path(item, path, wanted) for item in value)
     if path:
         return isinstance(value, dict) and path[0] in value and _at_path(value[path[0]], path[1:], wanted)
     if isinstance(value, str):

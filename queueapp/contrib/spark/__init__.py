@@ -63,6 +63,6 @@ def requeue(poison: DataFrame, *, to: Any = None, using: str | None = None) -> i
     alias = using or router.db_for_write(PoisonMessage)
     numbers = (row.number for row in poison.select("number").toLocalIterator())
     count = 0
-    while some := list(islice(numbers, _REQUEUED_AT_ONCE)):
-        count += requeue_poison(PoisonMessage.objects.using(alias).filter(number__in=some), to=to)
+    while batch := list(islice(numbers, _REQUEUED_AT_ONCE)):
+        count += requeue_poison(PoisonMessage.objects.using(alias).filter(number__in=batch), to=to)
     return count

@@ -171,7 +171,7 @@ class SinkClient(abc.ABC):
         commit. A lost notification costs a peek delay, so errors are not raised."""
         if self.sql.notify is None or self.wake_channel is None:
             return
-        payloads = [_JOURNAL if one.fed else one.target.label for one in self.destinations]
+        payloads = [_JOURNAL if destination.fed else destination.target.label for destination in self.destinations]
         payloads += [_DELAYED] if DUE_AT in self.plan.staged else []
         try:
             with self.connect() as connection:

@@ -136,9 +136,9 @@ class Plan:
         """``JournalEntry.queues`` of a message that enters these of the queues; None: all."""
         given = entered or [True] * len(self.routes)
         # In the order of ``journal.append.Distribution``.
-        took = [one.label for one, enters in zip(self.routes, given, strict=True) if enters and not one.fed]
-        took += [f"+{one.label}" for one, enters in zip(self.routes, given, strict=True) if enters and one.fed]
-        took += [f"-{one.label}" for one, enters in zip(self.routes, given, strict=True) if not enters]
+        took = [route.label for route, enters in zip(self.routes, given, strict=True) if enters and not route.fed]
+        took += [f"+{route.label}" for route, enters in zip(self.routes, given, strict=True) if enters and route.fed]
+        took += [f"-{route.label}" for route, enters in zip(self.routes, given, strict=True) if not enters]
         return f"|{'|'.join(took)}|" if took else ""
 
     @property

@@ -136,25 +136,25 @@ class RowEncoder:
         enters: list[list[bool]] = []
         for route, rules in self._routes:
             found = None if rules is None else self._evaluated(rules, route.label, headers, bodies)
-            matches = [True] * rows if found is None else [one.matches for one in found]
+            matches = [True] * rows if found is None else [result.matches for result in found]
             enters.append(matches)
             self.entered[route.number] += sum(matches)
             made: dict[str, list[Any]] = {ENTERS: matches}
             if found is not None:
-                made |= {"priority": [one.priority for one in found]}
-                made |= {"is_barrier": [bool(one.is_barrier) for one in found]}
+                made |= {"priority": [result.priority for result in found]}
+                made |= {"is_barrier": [bool(result.is_barrier) for result in found]}
             if route.foreign:
                 ids = map(uuid.UUID, (value.hex() for value in columns["id"].to_pylist()))
-                made["headers"] = [messages.to_nservicebus(*one) for one in zip(headers, ids, strict=True)]
+                made["headers"] = [messages.to_nservicebus(*row) for row in zip(headers, ids, strict=True)]
             for name in route.columns:
                 columns[name] = pa.array(made[attribute_of(name)], _stored_type(self._kinds, name))
         if self._plan.marks_differ:
-            columns[MARKS] = pa.array([self._plan.marks(one) for one in zip(*enters, strict=True)], pa.string())
+            columns[MARKS] = pa.array([self._plan.marks(row) for row in zip(*enters, strict=True)], pa.string())
         return pa.record_batch(list(columns.values()), schema=self.schema)
 
     def _evaluated(self, rules: Any, label: str, headers: Iterable[str], bodies: list[Any]) -> list[Any]:
         try:
-            return [rules.evaluate(*one) for one in zip(headers, bodies, strict=False)]
+            return [rules.evaluate(*row) for row in zip(headers, bodies, strict=False)]
         except UndecodableMessage as error:
             raise InvalidDataFrame(f"A row cannot enter queue {label}, whose expressions read it. {error}") from error
 
@@ -237,8 +237,8 @@ class RowEncoder:
         column = given.get("headers")
         stored = [self._plan.headers or "{}"] * rows if column is None else list(self._checked_headers(column))
         if self._plan.topic is not None and column is not None:
-            own = {messages.TOPIC: self._plan.topic}
-            stored = [messages.encode_headers(messages.decode_headers(text) | own) for text in stored]
+            of_topic = {messages.TOPIC: self._plan.topic}
+            stored = [messages.encode_headers(messages.decode_headers(text) | of_topic) for text in stored]
         by_header = {
             name: columns[attribute].to_pylist() for attribute, name in _HEADER_OF.items() if attribute in columns
         }

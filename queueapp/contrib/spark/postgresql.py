@@ -149,7 +149,7 @@ def reading(database: Database) -> Iterator[Callable[[str, Sequence[Any]], pa.Ta
             statement.set_sql_query(sql)
             if params:
                 names = [str(number) for number in range(len(params))]
-                schema, row = pa.record_batch([_one(value) for value in params], names=names).__arrow_c_array__()
+                schema, row = pa.record_batch([_array_of(value) for value in params], names=names).__arrow_c_array__()
                 statement.bind(row, schema)
             stream, _ = statement.execute_query()
             with pa.RecordBatchReader._import_from_c(stream.address) as reader:
@@ -169,7 +169,7 @@ def reading(database: Database) -> Iterator[Callable[[str, Sequence[Any]], pa.Ta
         handle.close()
 
 
-def _one(value: Any) -> pa.Array:
+def _array_of(value: Any) -> pa.Array:
     return pa.array([value], pa.timestamp("us", "UTC")) if isinstance(value, datetime) else pa.array([value])
 
 

@@ -187,12 +187,12 @@ def plain_of(value: Any, schema: Schema) -> Any:
         return str(value)
     if kind in _SPARK:
         return value
-    if kind == "Literal" and {type(one) for one in details[0]} in ({int}, {str}):
+    if kind == "Literal" and {type(literal) for literal in details[0]} in ({int}, {str}):
         return value
     if kind in ("List", "Set"):
-        return [plain_of(one, details[0]) for one in value]
+        return [plain_of(item, details[0]) for item in value]
     if kind == "Dict" and details[0][0] == "StrType":
-        return [(key, plain_of(one, details[1])) for key, one in value.items()]
+        return [(key, plain_of(item, details[1])) for key, item in value.items()]
     if kind == "Struct":
         return {name: plain_of(getattr(value, name), of) for name, _, of, _ in details[1]}
     return msgspec.json.encode(value).decode()
@@ -202,5 +202,5 @@ def _without_none(schema: Schema) -> Schema:
     """The type of an optional value; others as they are."""
     if schema[0] != "Union":
         return schema
-    rest = tuple(one for one in schema[1] if one != ("NoneType",))
+    rest = tuple(member for member in schema[1] if member != ("NoneType",))
     return rest[0] if len(rest) == 1 else schema

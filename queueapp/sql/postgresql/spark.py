@@ -215,7 +215,7 @@ class PostgresqlSparkReadSql(SparkReadSql):
         params: list[Any] = []
         key = self.table.key
         within = [Condition(key, ">", (after,)), Condition(key, "<=", (last,)), *conditions]
-        where = " AND ".join(self._condition(one, params) for one in within)
+        where = " AND ".join(self._condition(condition, params) for condition in within)
         columns = [f"{self._column(key)}::bigint AS queueapp_key", *map(self._read, attributes)]
         params.append(limit)
         return (
@@ -269,7 +269,7 @@ class PostgresqlSparkJournalSql(PostgresqlSparkReadSql, SparkJournalSql):
         # The index on (topic, txid, seq), a range of it in its order. Locks nothing; safe: all of it is before a
         # horizon, so it is the same whenever it is read.
         params: list[Any] = [*after, *last]
-        where = " AND ".join(self._condition(one, params) for one in conditions)
+        where = " AND ".join(self._condition(condition, params) for condition in conditions)
         params.append(limit)
         columns = ["txid AS queueapp_txid", "seq AS queueapp_key", *map(self._read, attributes)]
         return (

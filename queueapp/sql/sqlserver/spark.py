@@ -169,7 +169,7 @@ class SqlServerSparkSql(SparkSql):
                 f"COALESCE(s.[expires], {later})" if has_expires and lifetime else later if lifetime else "s.[expires]"
             )
         return (
-            f"INSERT INTO {quote(table)} ({', '.join(f'[{one}]' for one in targets)}) SELECT {', '.join(values)} "
+            f"INSERT INTO {quote(table)} ({', '.join(f'[{column}]' for column in targets)}) SELECT {', '.join(values)} "
             f"FROM [{name.name}] AS s{_MS if lifetime else ''} WHERE s.[{DUE_AT}] IS NOT NULL ORDER BY s.[ord]"
         )
 
@@ -182,7 +182,7 @@ class SqlServerSparkSql(SparkSql):
         marks = f"s.[{MARKS}]" if MARKS in attributes else "?"
         values = ["?", marks, _GUID, *(f"s.[{name}]" for name in plain), *("?" for _ in constants)]
         return (
-            f"INSERT INTO {quote(table)} ({', '.join(f'[{one}]' for one in targets)}) SELECT {', '.join(values)} "
+            f"INSERT INTO {quote(table)} ({', '.join(f'[{column}]' for column in targets)}) SELECT {', '.join(values)} "
             f"FROM [{name.name}] AS s ORDER BY s.[ord]"
         )
 
@@ -227,7 +227,7 @@ class SqlServerSparkReadSql(SparkReadSql):
         params: list[Any] = [limit]
         key = self.table.key
         within = [Condition(key, ">", (after,)), Condition(key, "<=", (last,)), *conditions]
-        where = " AND ".join(self._condition(one, params) for one in within)
+        where = " AND ".join(self._condition(condition, params) for condition in within)
         columns = [f"CAST({self._column(key)} AS bigint) AS queueapp_key", *map(self._read, attributes)]
         return (
             f"SELECT TOP (?) {', '.join(columns)} FROM {self._table()} WITH ({LOOKING}) WHERE {where} "
@@ -279,7 +279,7 @@ class SqlServerSparkJournalSql(SqlServerSparkReadSql, SparkJournalSql):
         # is in flight, and it is the same whenever it is read.
         within, params = self._within(after, last)
         params.insert(0, limit)
-        where = " AND ".join(self._condition(one, params) for one in conditions)
+        where = " AND ".join(self._condition(condition, params) for condition in conditions)
         columns = ["CAST([txid] AS bigint) AS queueapp_txid", "[seq] AS queueapp_key", *map(self._read, attributes)]
         return (
             f"SELECT TOP (?) {', '.join(columns)} FROM {self._table()} WHERE {within} AND {where} ORDER BY [txid]"

@@ -23,7 +23,7 @@ from tests.in_process_worker import eventually
 
 
 @modes("R")
-def test_lease_without_a_period_should_never_expire_and_never_be_renewed(
+def test_lease_period_unset_should_never_expire_and_never_be_renewed(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint.queue.delivery, "lease_period", None)

@@ -218,14 +218,14 @@ def test_each_message_of_a_bulk_send_has_the_key_that_its_sender_gave(
     keys = ["a", None, "b", "c", None]
     bodies = [{"n": number, "key": key} for number, key in enumerate(keys)]
 
-    assert KeyedOnce.send_many(bodies, dedupe_key=lambda one: one["key"], headers={"mine": "x"}) == 5
+    assert KeyedOnce.send_many(bodies, dedupe_key=lambda body: body["key"], headers={"mine": "x"}) == 5
 
     rows = list(KeyedOnce.objects.order_by("seq"))
     headers = [messages.decode_headers(row.headers) for row in rows]
     stored = [messages.read_stored(bytes(row.body), row.headers, row.id, "default") for row in rows]
     assert stored == bodies
-    assert [one.get("dedupe-key") for one in headers] == [key and dedupe.digest(key) for key in keys]
-    assert {one["mine"] for one in headers} == {"x"}
+    assert [decoded.get("dedupe-key") for decoded in headers] == [key and dedupe.digest(key) for key in keys]
+    assert {decoded["mine"] for decoded in headers} == {"x"}
 
 
 def test_message_that_was_not_admitted_stays_where_it_was() -> None:

@@ -25,21 +25,21 @@ pytestmark = [pytest.mark.django_db(transaction=True), only_on_postgresql]
 def database(client: Client) -> dict[str, Any]:
     response = client.get(url(QueueControl, "databases"))
     assert response.status_code == 200
-    return next(each for each in response.context["databases"] if each["alias"] == "default")
+    return next(row for row in response.context["databases"] if row["alias"] == "default")
 
 
 def test_an_open_transaction_is_named_with_what_to_do(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert database(operator)["advice"] == []
     monkeypatch.setattr(database_page, "LONG", timedelta(0))
-    other = connections.create_connection("default")
+    second = connections.create_connection("default")
     try:
-        other.set_autocommit(False)
-        with other.cursor() as cursor:
+        second.set_autocommit(False)
+        with second.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM testapp_leased")
-            process = other.connection.info.backend_pid
+            process = second.connection.info.backend_pid
         found = database(operator)
     finally:
-        other.close()
+        second.close()
     assert str(process) in str([holder["name"] for holder in found["holders"]])
     assert any(f"pg_terminate_backend({process})" in text for text in found["advice"])
 

@@ -96,8 +96,8 @@ def _row_of(headers_length: int) -> Callable[[bytes, bytes, bytes, int], bytes]:
 
 def _pack(run: Run, named: list[str], now: int, filled: Mapping[str, bool | None], priority64: bool) -> Iterator[bytes]:
     """The rows of a run in binary, in parts of about 64 kB (psycopg sends each on its own). No Python runs per row."""
-    own = [text.encode() for text in run.headers or (run.like.headers,)]
-    heads = [_LENGTH.pack(len(headers)) + headers for headers in own]
+    encoded = [text.encode() for text in run.headers or (run.like.headers,)]
+    heads = [_LENGTH.pack(len(headers)) + headers for headers in encoded]
     head = heads[0]
     start, tail = _START.pack(len(named), 16), _pack_rest(run.like, named, now, filled, priority64)
     pack_row = _row_of(len(head))

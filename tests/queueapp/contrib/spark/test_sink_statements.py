@@ -92,7 +92,7 @@ CONDITIONS = (
 @pytest.mark.parametrize("model", [Leased, Readable, PoisonMessage, JournalEntry])
 def test_every_statement_of_the_source_parses_in_its_dialect(model: Any) -> None:
     table = SourceTable.of(model)
-    known = [one for one in CONDITIONS if one.attribute in table.columns]
+    known = [condition for condition in CONDITIONS if condition.attribute in table.columns]
     for vendor, dialect, mark in (("microsoft", "tsql", r"\?"), ("postgresql", "postgres", r"\$\d+")):
         sql = spark_read_sql(vendor, table)
         for statement, params in ((sql.bounds, []), sql.page(list(table.columns), known, 0, 10, 100)):

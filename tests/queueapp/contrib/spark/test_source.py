@@ -130,8 +130,8 @@ def test_no_transaction_is_open_between_two_pages() -> None:
     reader = reader_of(fetch_size="3", partitions="1")
     batches = reader.read(reader.partitions()[0])
     next(batches)
-    with psycopg.connect(take_snapshot().databases["default"].conninfo, autocommit=True) as other:
-        states = other.execute(
+    with psycopg.connect(take_snapshot().databases["default"].conninfo, autocommit=True) as second:
+        states = second.execute(
             "SELECT state, backend_xmin FROM pg_stat_activity WHERE application_name = 'queueapp spark source'"
         ).fetchall()
     assert states == [("idle", None)]
@@ -303,7 +303,9 @@ def test_a_body_that_cannot_be_read_is_null_and_its_row_is_there() -> None:
 def test_a_type_is_searched_by_the_database() -> None:
     Leased.send({"n": 1})
     reader = reader_of(message_type=COUNTED)
-    assert [(one.operator, one.values) for one in reader.source.conditions] == [("contains", (COUNTED,))]
+    assert [(condition.operator, condition.values) for condition in reader.source.conditions] == [
+        ("contains", (COUNTED,))
+    ]
 
 
 def test_typed_rows_without_the_column_body_are_those_of_the_type() -> None:
@@ -391,13 +393,13 @@ def test_spark_reads_with_filters_columns_and_typed_bodies(spark: SparkSession) 
         return spark.read.format("queue").options(queue="testapp.Urgent", **options).load()
 
     assert frame(partitions=3, fetch_size=7).count() == 40
-    some = frame(priority=2)
+    urgent = frame(priority=2)
     # A DataFrame that is used again, with another condition, and after more was sent.
-    assert some.where("recipient = 'b'").count() == Urgent.objects.filter(priority=2, recipient="b").count()
-    assert some.count() == Urgent.objects.filter(priority=2).count()
+    assert urgent.where("recipient = 'b'").count() == Urgent.objects.filter(priority=2, recipient="b").count()
+    assert urgent.count() == Urgent.objects.filter(priority=2).count()
     Urgent.send({"n": 1}, priority=2)
-    assert some.count() == Urgent.objects.filter(priority=2).count()
-    assert some.where("recipient = 'a'").union(some.where("recipient = 'b'")).count() == some.count() - 1
+    assert urgent.count() == Urgent.objects.filter(priority=2).count()
+    assert urgent.where("recipient = 'a'").union(urgent.where("recipient = 'b'")).count() == urgent.count() - 1
     Urgent.objects.filter(recipient="").delete()
     assert frame().where("recipient > 'a' OR priority = 1").count() == Urgent.objects.filter(
         Q(recipient="b") | Q(priority=1)

@@ -248,12 +248,12 @@ def test_a_job_waits_until_the_queue_is_less_deep() -> None:
     waiting = threading.Thread(target=client.wait_for_room, args=(5,), daemon=True)
     waiting.start()
     asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'queueapp spark sink'"
-    with psycopg.connect(take_snapshot().databases["default"].conninfo, autocommit=True) as other:
+    with psycopg.connect(take_snapshot().databases["default"].conninfo, autocommit=True) as second:
         seen = 0
 
         def has_asked() -> bool:
             nonlocal seen
-            seen += other.execute(asked).fetchone()[0]  # type: ignore[index]
+            seen += second.execute(asked).fetchone()[0]  # type: ignore[index]
             return seen > 0
 
         eventually(has_asked)
