@@ -1,5 +1,5 @@
-"""The long-running parts that every receiving process has, a worker's or Celery's: heartbeat, listener, dispatcher,
-maintenance.
+"""The long-running parts that every receiving process has, a worker's or Celery's: listener, dispatcher, maintenance,
+and the heartbeat of these.
 
 Each is a ``Service``. Nothing in this package needs the process tree or a receiver.
 """
