@@ -13,6 +13,7 @@ from django.db import connection
 
 from queueapp import registry
 from queueapp.consuming.registry import registered
+from queueapp.schedules.declarations import declared
 from queueapp.sending.isolation import close_isolated
 
 from .pages import Block, blocks
@@ -41,7 +42,7 @@ def run_blocks(page: Path, before: Callable[[Block], None] = lambda block: None)
     with each block before it runs."""
     module = ModuleType("tests.guide_app.models")
     sys.modules[module.__name__] = module
-    known = set(registry.queues._by_label)
+    known, schedules = set(registry.queues._by_label), dict(declared)
     try:
         for block in blocks(page, "python"):
             before(block)
@@ -50,6 +51,8 @@ def run_blocks(page: Path, before: Callable[[Block], None] = lambda block: None)
         yield module
     finally:
         close_isolated()
+        for name in declared.keys() - schedules.keys():
+            del declared[name]
         with connection.schema_editor() as editor:
             for label in set(registry.queues._by_label) - known:
                 queue = registry.queues._by_label.pop(label)
