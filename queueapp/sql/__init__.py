@@ -8,8 +8,8 @@
 
 The interface of a subject is a class in the module of that name here (``.failures`` and ``.unevaluated`` in
 ``maintenance``, ``.fanout`` in ``inserts``, ``.ack_by_seq`` in ``acks``); ``postgresql/`` and ``sqlserver/`` implement
-it in modules of the same names. Where two databases differ, the difference is a method here and not an ``if`` elsewhere.
-Column and table names come from ``_meta``, values are always parameters.
+it in modules of the same names. Where two databases differ, the difference is a method here and not an ``if``
+elsewhere. Column and table names come from ``_meta``, values are always parameters.
 """
 
 from __future__ import annotations
