@@ -151,6 +151,7 @@ DECODING = {
     "failures/poison_operations.py": "a body that is not encoded yet",
     "admin/body_reader.py": "shows the bytes",
     "schedules/stored.py": "the text of a schedule, which is not encoded before it is sent",
+    "contrib/spark/readers.py": "typed rows of queues that do not encrypt",
     "workers/receiving/handlers.py": "the reader of a kind of messages, looked up once",
 }
 

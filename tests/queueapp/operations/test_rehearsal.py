@@ -274,10 +274,10 @@ def test_many_rehearsals_leave_every_table_as_it_was(handled_by: Any) -> None:
     rows = [poison(queues[n % 3], {"n": n}) for n in range(15)]
     before = checksums()
 
-    results = [rehearse(rows[n % 15]).succeeded for n in range(1000)]
+    results = [rehearse(rows[n % 15]).succeeded for n in range(150)]
 
     assert checksums() == before
-    assert 300 < sum(results) <= 600
+    assert 45 < sum(results) <= 90
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -117,9 +117,9 @@ def test_terminated_session_is_a_lost_connection(server: Server) -> None:
 
 def test_duplicate_key_and_wrong_syntax_are_nothing_special(server: Server) -> None:
     second_session = server.another()
-    assert failing(server, second_session, "SELEKT 1") == "other"
-    assert failing(server, second_session, "INSERT INTO queueapp_leader (role) VALUES (NULL)") == "other"
-    assert server.kind_of(ValueError("not of a database")) == "other"
+    assert failing(server, second_session, "SELEKT 1") == "unknown"
+    assert failing(server, second_session, "INSERT INTO queueapp_leader (role) VALUES (NULL)") == "unknown"
+    assert server.kind_of(ValueError("not of a database")) == "unknown"
 
 
 @real_commits
@@ -209,16 +209,16 @@ MESSAGES = [
     (10929, 20, "Resource ID: 1. However, the server is currently too busy to support requests greater than 0.",
      "connection"),
     (2627, 14, "Violation of PRIMARY KEY constraint 'PK'. Cannot insert duplicate key in object "
-               "'dbo.orders'.", "other"),
-    (515, 16, "Cannot insert the value NULL into column 'Recoverable', table 'dbo.orders'.", "other"),
-    (102, 15, "Incorrect syntax near 'WITH'.", "other"),
+               "'dbo.orders'.", "unknown"),
+    (515, 16, "Cannot insert the value NULL into column 'Recoverable', table 'dbo.orders'.", "unknown"),
+    (102, 15, "Incorrect syntax near 'WITH'.", "unknown"),
     (650, 16, "You can only specify the READPAST lock in the READ COMMITTED or REPEATABLE READ isolation "
-              "levels.", "other"),
-    (50000, 16, "A trigger of the user's own says no.", "other"),
+              "levels.", "unknown"),
+    (50000, 16, "A trigger of the user's own says no.", "unknown"),
 ]  # fmt: skip
 
 #: Those whose meaning must not depend on the server's language, because a message's fate hangs on it.
-WITHOUT_TEXT = [(1205, 13, "deadlock"), (208, 16, "missing"), (207, 16, "missing"), (2627, 14, "other")]
+WITHOUT_TEXT = [(1205, 13, "deadlock"), (208, 16, "missing"), (207, 16, "missing"), (2627, 14, "unknown")]
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def test_only_a_missing_table_is_a_queue_that_is_not_found(tds: TdsServer, conne
     column = refused(connect, tds, refusal(207, 16, "Invalid column name 'failures'."))
 
     assert error_kind(table, table_only=True).value == "missing"
-    assert error_kind(column, table_only=True).value == "other"
+    assert error_kind(column, table_only=True).value == "unknown"
 
 
 @drivers
@@ -346,7 +346,7 @@ def test_lock_timeout_that_was_caught_in_sql_is_locked() -> None:
 
 def test_future_attributes_of_the_driver_are_used(tds: TdsServer) -> None:
     error = refused(mssql_python_connection, tds, refusal(1222, 16, "unverständlich"))
-    assert error_kind(error).value == "other"
+    assert error_kind(error).value == "unknown"
 
     error.__cause__.native_error = 1222  # type: ignore[union-attr]
     assert error_kind(error).value == "locked"
