@@ -59,7 +59,8 @@ test-slow: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbou
 	$(PY) -m pytest $(if $(DATABASE_URL),,$(SIDE_BY_SIDE)) $(SLOW)
 
 .PHONY: test-all
-test-all: test test-slow  ## run all tests: those of `make test`, then crash, Celery's suites, browser, packaging, Spark
+test-all: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer redis  ## run all tests: those of `make test`, and crash, Celery's suites, browser, packaging, Spark
+	$(PY) -m pytest $(if $(DATABASE_URL),,$(SIDE_BY_SIDE))
 
 .PHONY: lint
 lint: $(VENV)/dev.installed  ## check style, formatting, who imports whom, and the workflows of .github
