@@ -141,8 +141,8 @@ class DelayedAdmin(MessageAdmin):
             return str(error)
         return name and (
             f"Messages sent with a delay are in the store {name}, not in this list, which has delayed retries and "
-            "messages for queues of "
-            "other databases. The overview counts both; delayed.cancel() and delayed.reschedule() reach both."
+            "messages for queues of other databases. The overview counts both; delayed.cancel() and "
+            "delayed.reschedule() reach both."
         )
 
     @admin.display(description="due", ordering="due")

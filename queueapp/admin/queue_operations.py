@@ -156,8 +156,7 @@ OPERATIONS = {
             "Pause",
             lambda queue: f"Pause {queue._meta.label}?",
             "Workers stop receiving from this queue within a peek delay. Messages in flight are handled to their end, "
-            "and sending "
-            "goes on, so the queue grows until it is resumed.",
+            "and sending goes on, so the queue grows until it is resumed.",
             _pause,
         ),
         QueueOperation(
@@ -172,10 +171,9 @@ OPERATIONS = {
             "Concurrency",
             lambda queue: f"Change the concurrency of {queue._meta.label}?",
             "The number of messages of this queue that each worker process handles at once, in place of the number "
-            "that it was started "
-            "with. Workers apply it within a peek delay, without a restart; a receiver above the number stops after "
-            "its current message. "
-            "A process has at most 32 receivers for a queue, or as many as it was started with.",
+            "that it was started with. Workers apply it within a peek delay, without a restart; a receiver above the "
+            "number stops after its current message. A process has at most 32 receivers for a queue, or as many as it "
+            "was started with.",
             _set_concurrency,
             options=Concurrency,
             initial=_concurrency,
@@ -186,8 +184,7 @@ OPERATIONS = {
             "Limits",
             lambda queue: f"Change the limits of {queue._meta.label}?",
             "Sets options in place of those that the queue declares, without a deploy. Workers apply them within a "
-            "peek delay, other "
-            "processes that receive within some seconds; a running lease keeps its period.",
+            "peek delay, other processes that receive within some seconds; a running lease keeps its period.",
             _set_limits,
             options_of=_limits_of,
             initial=_limits,
@@ -198,8 +195,7 @@ OPERATIONS = {
             "Purge",
             lambda queue: f"Purge {queue._meta.label} ({_waiting(queue)})?",
             "Every waiting message is deleted for good and will not be handled. Messages that are leased or locked by "
-            "a receiver are left "
-            "alone. Delayed and poison messages stay.",
+            "a receiver are left alone. Delayed and poison messages stay.",
             _purge,
             dangerous=True,
         ),

@@ -126,9 +126,8 @@ OPERATIONS = (
         "Stop its handler",
         "asked to stop",
         "A running handler is asked to stop within a second: an async handler is cancelled, a sync handler is "
-        "interrupted after "
-        "CANCEL_GRACE. Its message becomes poison, and no attempt is counted. A message that is not being handled "
-        "stays as it is.",
+        "interrupted after CANCEL_GRACE. Its message becomes poison, and no attempt is counted. A message that is not "
+        "being handled stays as it is.",
         "gone, or without a live worker",
         "change_messages",
         _stop,

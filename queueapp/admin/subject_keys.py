@@ -26,8 +26,8 @@ from .read_only import ReadOnlyAdmin
 ERASE = "queueapp.erase_subject"
 ERASE_TEXT = (
     "The keys of the subject are destroyed in every database: nothing that was encrypted for it can be read any more, "
-    "in any queue, "
-    "store or copy, and workers discard such messages. This cannot be undone. Messages sent for it later get a new key."
+    "in any queue, store or copy, and workers discard such messages. This cannot be undone. Messages sent for it later "
+    "get a new key."
 )
 
 

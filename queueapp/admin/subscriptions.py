@@ -180,8 +180,7 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
         """Delete the copies that wait for these consumers."""
         explanation = (
             "The copies that wait for these consumers, delayed ones included, are deleted for good. Leased copies "
-            "stay, and so do the "
-            "subscriptions: new copies are made."
+            "stay, and so do the subscriptions: new copies are made."
         )
         return self._do(
             request, queryset, "purge_copies", "Purge copies", ("copy", "copies", "deleted"), explanation, _purge
@@ -192,8 +191,7 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
         """Move the copies that wait for these consumers to another one."""
         explanation = (
             "The copies that wait for these consumers, delayed ones included, are addressed to another consumer. They "
-            "start anew, behind "
-            "the copies that wait for it."
+            "start anew, behind the copies that wait for it."
         )
         return self._do(
             request,
@@ -211,8 +209,8 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
         """Remove these consumers."""
         explanation = (
             "Processes whose code does not have these consumers make no more copies for them, for all of their types, "
-            "selected or not. "
-            "Waiting copies stay. A process whose code has a consumer subscribes it again when it starts."
+            "selected or not. Waiting copies stay. A process whose code has a consumer subscribes it again when it "
+            "starts."
         )
         return self._do(
             request, queryset, "remove", "Remove", ("subscription", "subscriptions", "removed"), explanation, _remove,

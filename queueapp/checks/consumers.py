@@ -45,8 +45,7 @@ def check_subscriptions(**_: Any) -> list[Any]:
             found.append(
                 checks.Error(
                     f"{label}.Delivery: recipients needs the table of subscriptions in {alias!r}, where the router "
-                    "allows no "
-                    "tables of queueapp.",
+                    "allows no tables of queueapp.",
                     hint="Let the router put them there.",
                     obj=queue,
                     id="queueapp.E100",
@@ -56,8 +55,8 @@ def check_subscriptions(**_: Any) -> list[Any]:
             found.append(
                 Warning(
                     f"{label}.Delivery: a message that names no recipient (a foreign producer's, a delayed one) is "
-                    "copied for its "
-                    "consumers when it is received, and the copies come behind the barriers that wait by then.",
+                    "copied for its consumers when it is received, and the copies come behind the barriers that wait "
+                    "by then.",
                     hint="Have such messages name their recipient, or leave recipients or barriers away.",
                     obj=queue,
                     id="queueapp.W101",
@@ -220,24 +219,21 @@ def _errors(queue: Any) -> Iterator[tuple[str, str, str]]:
     if delivery.transaction_size > 1 and delivery.semantics is not Semantics.TRANSACTIONAL:
         text = (
             f"{label}.Delivery.transaction_size is {delivery.transaction_size}, but its messages "
-            f"({delivery.semantics.value}) are "
-            "not received in the transaction of their handlers."
+            f"({delivery.semantics.value}) are not received in the transaction of their handlers."
         )
         yield "queueapp.E090", text, "Leave it out, or let the queue be transactional."
     columns = {field.name for field in queue._meta.local_concrete_fields}
     for consumer in registered.of(queue):
         if consumer.options["batch"] and not {"deliveries", "failures"} <= columns:
             text = (
-                f"{consumer.name} takes several messages at once, and the table of {label} has no columns for "
-                f"their "
-                f"counts."
+                f"{consumer.name} takes several messages at once, and the table of {label} has no columns for their "
+                "counts."
             )
             yield "queueapp.E091", text, "Leave `batch` out: after a crash it is unknown which message was the cause."
         if consumer.options["concurrency"] is not None and delivery.dispatches:
             text = (
                 f"{consumer.name} has a limit (concurrency), and {label}.Delivery.fairness_model shares messages out "
-                "to workers "
-                "whatever their consumers can take."
+                "to workers whatever their consumers can take."
             )
             yield "queueapp.E092", text, "Leave one of the two out."
 

@@ -42,8 +42,7 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
     if delivery.semantics is Semantics.TRANSACTIONAL and model is not FairnessModel.FAST:
         text = (
             f"{label}.Delivery.fairness_model is {model.value!r}, and messages of a TRANSACTIONAL queue are taken in "
-            "the "
-            "handler's own transaction: they cannot be assigned to subscribers."
+            "the handler's own transaction: they cannot be assigned to subscribers."
         )
         found.append(("queueapp.E041", text, "Take AT_LEAST_ONCE, or FairnessModel.FAST."))
     lacking = [name for name in _LEASES if name not in {field.name for field in queue._meta.local_concrete_fields}]
@@ -60,9 +59,8 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
         alias := router.db_for_write(queue), ClaimRecord
     ):
         text = (
-            f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables "
-            f"of "
-            f"queueapp."
+            f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables of "
+            "queueapp."
         )
         found.append(("queueapp.E044", text, "Let the router put them there."))
     per_subscription, whole = delivery.max_per_subscription_backlog, delivery.max_backlog

@@ -79,8 +79,7 @@ def check_forwarding(**_: Any) -> list[Any]:
             found.append(
                 Warning(
                     f"{label} lies in {alias!r}, where the router allows no tables of queueapp: a delayed message that "
-                    "is forwarded "
-                    "there may be there twice after a crash.",
+                    "is forwarded there may be there twice after a crash.",
                     hint="Let the router put them there, or let the queue's consumers tell by the message's id.",
                     obj=queue,
                     id="queueapp.W008",
@@ -169,8 +168,8 @@ def check_queues(**_: Any) -> list[Any]:
                 found.append(
                     checks.Error(
                         f"{label}: the lease ({delivery.lease_period}) is shorter than the time limit of "
-                        f"{consumer.name} "
-                        f"({timeout}) plus SHUTDOWN_GRACE ({settings.SHUTDOWN_GRACE}), and renew_leases is off.",
+                        f"{consumer.name} ({timeout}) plus SHUTDOWN_GRACE ({settings.SHUTDOWN_GRACE}), and "
+                        "renew_leases is off.",
                         obj=queue,
                         id="queueapp.E003",
                     )
@@ -259,8 +258,7 @@ def _without_effect(queue: Any) -> Iterator[Any]:
     if delivery.expires_by_age and delivery.expiration is None and delivery.expiration_model in models:
         text = (
             f"expiration_model is {delivery.expiration_model.value}, and it has no expiration: no message expires, "
-            "whatever it "
-            "says itself"
+            "whatever it says itself"
         )
         yield _warning(queue, text, "Give it an expiration, unless an operator does.", "queueapp.W032")
     if "renew_leases" in delivery.given and delivery.renew_leases and delivery.lease_period is None:

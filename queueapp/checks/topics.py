@@ -98,8 +98,7 @@ def _check_names() -> list[Any]:
     return [
         Warning(
             f"Several queues have the name {name!r}: {', '.join(queue._meta.label for queue in queues)}. What is "
-            "published to it "
-            f"goes to the target of {queues[0]._meta.label}.",
+            f"published to it goes to the target of {queues[0]._meta.label}.",
             hint="Give each a name of its own: Delivery.name.",
             obj=queues[1],
             id="queueapp.W020",
@@ -134,8 +133,7 @@ def _check_expressions(queue: Any) -> list[Any]:
         found.append(
             checks.Error(
                 f"{queue._meta.label} has {names}, and its table has no lease columns: what others insert could not be "
-                "held until it "
-                "is evaluated.",
+                "held until it is evaluated.",
                 hint="Filter where it is received, or use a table of our own.",
                 obj=queue,
                 id="queueapp.E026",
@@ -202,8 +200,7 @@ def _check_queue(queue: Any) -> list[Any]:
         if not is_pattern(underlying_topic(queue)) and not router.allow_migrate_model(alias, JournalEntry):
             text = (
                 f"{queue._meta.label} collects the journaled topic {underlying_topic(queue)!r}, and lies in {alias!r}, "
-                "where the "
-                "router allows no tables of queueapp: publishing to it fails."
+                "where the router allows no tables of queueapp: publishing to it fails."
             )
             hint = "Let the router put them there: the journal is written in the transaction of the queue's database."
             found.append(checks.Error(text, hint=hint, obj=queue, id="queueapp.E062"))
@@ -225,8 +222,7 @@ def _topics_of(queue: Any) -> list[str]:
 def _excluded(queue: Any, name: str) -> Any:
     return checks.Error(
         f"{queue._meta.label}.Delivery.{name} and target_queue_depth exclude each other: what is received next may lie "
-        "in the "
-        "journal.",
+        "in the journal.",
         hint="Leave one of them out.",
         obj=queue,
         id="queueapp.E061",

@@ -36,16 +36,14 @@ _RECEIVING: tuple[Option, ...] = (
         bool,
         True,
         "Notify idle workers after a commit that sent messages, and listen for notifications: NOTIFY on PostgreSQL, "
-        "Service "
-        "Broker on SQL Server.",
+        "Service Broker on SQL Server.",
     ),
     Option(
         "NOTIFY_INTERVAL",
         timedelta,
         timedelta(milliseconds=50),
         "A process that sends to a queue every 2 ms or more often notifies workers once per interval; one that sends "
-        "less "
-        "often notifies them each time.",
+        "less often notifies them each time.",
         low=timedelta(milliseconds=1),
         high=timedelta(seconds=10),
         seconds=True,
@@ -55,12 +53,9 @@ _RECEIVING: tuple[Option, ...] = (
         bool,
         True,
         "Prepare the engine's statements and, on workers' connections, statements that handlers repeat "
-        "(`prepare_threshold` 5 "
-        "unless `OPTIONS` sets it; useful with `server_side_binding`). Names are made from the statement, so that a "
-        "pooler "
-        "cannot run another one in its place. Behind a pooler that does not support them, nothing is prepared; False "
-        "saves "
-        "the test for it and its log line.",
+        "(`prepare_threshold` 5 unless `OPTIONS` sets it; useful with `server_side_binding`). Names are made from the "
+        "statement, so that a pooler cannot run another one in its place. Behind a pooler that does not support them, "
+        "nothing is prepared; False saves the test for it and its log line.",
     ),
     Option(
         "MAX_BATCH",
@@ -75,8 +70,7 @@ _RECEIVING: tuple[Option, ...] = (
         int,
         500,
         "The same for an AT_MOST_ONCE queue. A batch is deleted when it is received: a process that dies loses at most "
-        "this "
-        "many messages per receiver, and no more than it handles in BATCH_TARGET.",
+        "this many messages per receiver, and no more than it handles in BATCH_TARGET.",
         low=1,
         high=3500,
     ),
@@ -94,8 +88,7 @@ _RECEIVING: tuple[Option, ...] = (
         int,
         16 * 1024 * 1024,
         "Approximate limit of the bytes of bodies in one claim, which is sized by the average body of earlier claims; "
-        "one "
-        "message is claimed however large it is.",
+        "one message is claimed however large it is.",
         low=64 * 1024,
         high=2**30,
     ),
@@ -126,8 +119,7 @@ _HANDLERS: tuple[Option, ...] = (
         str,
         "",
         "Handle messages in the thread that sends them, without a worker: after its transaction has committed "
-        "(at_commit), or "
-        "at once within it (at_once). For development and tests "
+        "(at_commit), or at once within it (at_once). For development and tests "
         "([testing](howto/testing.md#eager-mode)); empty: workers handle them.",
         accept=("", "at_commit", "at_once").__contains__,
         words="empty, 'at_commit' or 'at_once'",
@@ -144,16 +136,15 @@ _HANDLERS: tuple[Option, ...] = (
         str,
         "",
         "Dotted path of a function of the context that returns a context manager, in which each handler is called, for "
-        "example to "
-        "select the tenant that a header names ([context](reference/context.md#around-every-handler)). Empty: none.",
+        "example to select the tenant that a header names ([context](reference/context.md#around-every-handler)). "
+        "Empty: none.",
     ),
     Option(
         "CANCEL_GRACE",
         timedelta,
         timedelta(seconds=5),
         "A sync handler that was asked to stop (`cancel_running`) is interrupted after this time; until then it can "
-        "read "
-        "`context.cancelled`.",
+        "read `context.cancelled`.",
         low=timedelta(0),
         high=timedelta(hours=1),
         seconds=True,
@@ -264,10 +255,9 @@ _PROCESSES: tuple[Option, ...] = (
         timedelta,
         timedelta(seconds=60),
         "How long crash tracking lasts after a subscriber of a TRANSACTIONAL queue stopped without deregistering: each "
-        "delivery "
-        "is recorded before its handler runs, at the cost of one commit per 25 messages. Without it a rollback leaves "
-        "no trace "
-        "of a message that kills its whole process tree. Leased messages record their deliveries anyway.",
+        "delivery is recorded before its handler runs, at the cost of one commit per 25 messages. Without it a "
+        "rollback leaves no trace of a message that kills its whole process tree. Leased messages record their "
+        "deliveries anyway.",
         low=timedelta(seconds=1),
         high=timedelta(hours=24),
         seconds=True,
@@ -286,9 +276,8 @@ _PROCESSES: tuple[Option, ...] = (
         timedelta,
         timedelta(seconds=30),
         "A worker closes a connection when one of its own statements (peek, claim, ack, heartbeat, ...) is not "
-        "answered within "
-        "this time, and keepalives detect a dead server or worker in about this time. Statements of handlers have the "
-        "handler's time limit instead. None: the limits of the operating system, which may be hours.",
+        "answered within this time, and keepalives detect a dead server or worker in about this time. Statements of "
+        "handlers have the handler's time limit instead. None: the limits of the operating system, which may be hours.",
         low=timedelta(seconds=1),
         high=timedelta(hours=1),
         optional=True,
@@ -427,8 +416,7 @@ _RETENTION: tuple[Option, ...] = (
         timedelta,
         timedelta(days=15),
         "How long archived and edited poison messages are kept before maintenance deletes them; None: for ever. "
-        "Unresolved "
-        "ones are never deleted.",
+        "Unresolved ones are never deleted.",
         low=timedelta(hours=1),
         high=timedelta(days=3650),
         optional=True,
@@ -460,8 +448,7 @@ _RETENTION: tuple[Option, ...] = (
         dict,
         {},
         "Journaled topics with their retention; None: for ever. A key is a name, or a regular expression that is "
-        "searched in "
-        "the topic; the first match counts ([journal](reference/journal.md)).",
+        "searched in the topic; the first match counts ([journal](reference/journal.md)).",
         accept=_is_journal,
         words="a dict of topics or regular expressions with a timedelta from 0:01:00 to 36500 days, or None, for each",
     ),
@@ -482,8 +469,7 @@ _BODIES: tuple[Option, ...] = (
         object,
         "queueapp.encryption.from_environment",
         "Callable, or its dotted path, that returns the keys of encrypted bodies by id: the first key encrypts, all "
-        "keys decrypt "
-        "([encoding](reference/encoding.md#keys)).",
+        "keys decrypt ([encoding](reference/encoding.md#keys)).",
         accept=lambda value: isinstance(value, str) or callable(value),
         words="a callable or the dotted path of one",
     ),

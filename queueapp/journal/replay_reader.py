@@ -262,8 +262,7 @@ class Replay:
             self._warned = True
             log.warning(
                 "The replay of %r in %r paused for %d s without a record of its position; retention may have removed "
-                "entries that "
-                "it did not read. It continues with the first entry that is kept.",
+                "entries that it did not read. It continues with the first entry that is kept.",
                 self.topic, self.alias, away,
             )  # fmt: skip
 

@@ -108,8 +108,7 @@ def _log_abandoned(alias: str) -> None:
             _logged.add((alias, name))
             log.warning(
                 "%s was not filled from the journal in %r for %d days; retention does not wait for it any more. Start "
-                "a worker "
-                "for the queue, or delete its cursor.", name, alias, ABANDONED.days,
+                "a worker for the queue, or delete its cursor.", name, alias, ABANDONED.days,
             )  # fmt: skip
 
 

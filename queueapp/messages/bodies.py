@@ -133,8 +133,7 @@ def refuse_not_finite(body: Any) -> None:
         where, number = found
         raise InvalidMessage(
             f"A {type(body).__qualname__} cannot be a message body: it holds {number}{where and f' at {where}'}, and "
-            "JSON "
-            "has no such number (it would arrive as null)."
+            "JSON has no such number (it would arrive as null)."
         )
 
 

@@ -46,8 +46,7 @@ def _encoded(value: Any) -> str:
     if len(data) > MAX_CHECKPOINT:
         raise InvalidMessage(
             f"A checkpoint of {len(data)} bytes is not accepted: it must be at most {MAX_CHECKPOINT} bytes of JSON. "
-            "Keep the "
-            "work in a table of your own, and here how far it has got."
+            "Keep the work in a table of your own, and here how far it has got."
         )
     return data.decode()
 

@@ -212,8 +212,7 @@ def to_known_version(cls: type, version: int, body: Any) -> Any:
         if step is None:
             raise UndecodableMessage(
                 f"The body is version {version} of {type_name(cls)}, and nothing says how version {number} becomes "
-                f"{number + 1}: "
-                f"write @upcast({cls.__qualname__}, {number})."
+                f"{number + 1}: write @upcast({cls.__qualname__}, {number})."
             )
         try:
             body = step(body)

@@ -267,9 +267,7 @@ def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
         names = ", ".join(map(_shown, sorted(known - {consumer}))) or "none"
         raise InvalidMessage(
             f"Copies for '{_shown(consumer)}' of {queue._meta.label} cannot be moved to '{_shown(to)}': it must be "
-            "another consumer of "
-            "the queue. "
-            f"Known: {names}."
+            f"another consumer of the queue. Known: {names}."
         )
 
 

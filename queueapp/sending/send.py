@@ -205,8 +205,7 @@ def insert_once(
     if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
         raise InvalidMessage(
             f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of "
-            f"{connection.alias!r} "
-            "(QUEUEAPP.DELAYED_STORE) cannot be looked up."
+            f"{connection.alias!r} (QUEUEAPP.DELAYED_STORE) cannot be looked up."
         )
     # No savepoint: it costs two round trips, and a refusal has changed nothing.
     with nullcontext() if connection.in_atomic_block else atomic_on(connection):

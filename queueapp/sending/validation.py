@@ -65,8 +65,7 @@ def build_outgoing(
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority < delivery.priorities:
         raise InvalidMessage(
             f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to "
-            f"{delivery.priorities - 1}"
-            f" (Delivery.priorities = {delivery.priorities})."
+            f"{delivery.priorities - 1} (Delivery.priorities = {delivery.priorities})."
         )
     for name, value, longest in (
         ("recipient", recipient, messages.MAX_RECIPIENT),
@@ -242,9 +241,8 @@ def refuse_unknown_recipient(queue: Any, alias: str, recipient: str) -> None:
         names = sorted(known)[:20]
         raise InvalidMessage(
             f"recipient = {recipient!r} is not accepted by {label}: no consumer of this process or of a live worker "
-            "has that "
-            f"name. Known: {', '.join(names)}{', …' if len(known) > len(names) else ''}. To send all the same: "
-            "unknown_recipient=True."
+            f"has that name. Known: {', '.join(names)}{', …' if len(known) > len(names) else ''}. To send all the "
+            "same: unknown_recipient=True."
         )
 
 

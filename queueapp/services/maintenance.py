@@ -270,8 +270,8 @@ class Maintenance(Service):
             count = self.undeliverable[destination]
             log.warning(
                 "%d delayed message%s in %r for %r %s overdue, and no queue of this project has that name. Another "
-                "project's "
-                "dispatcher may deliver them; if the queue was removed, movedelayed sends them to another one.",
+                "project's dispatcher may deliver them; if the queue was removed, movedelayed sends them to another "
+                "one.",
                 count, "s" if count != 1 else "", self.alias, destination, "are" if count != 1 else "is",
                 extra={"database": self.alias, "destination": destination, "count": count},
             )  # fmt: skip

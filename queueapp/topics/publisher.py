@@ -291,8 +291,7 @@ def _named(topic: Any, body: Any) -> tuple[str, Any]:
     if not name:
         raise InvalidMessage(
             f"publish({topic!r}) names no topic: a {type(topic).__qualname__} has no type to take one from (a "
-            "msgspec.Struct or a "
-            "dataclass has). Write publish(topic, body)."
+            "msgspec.Struct or a dataclass has). Write publish(topic, body)."
         )
     return name, topic
 
@@ -317,8 +316,7 @@ def _refuse_journaled(queues: Sequence[Any], topic: str) -> None:
         if queue.delivery.encrypts:
             raise InvalidMessage(
                 f"topic = {topic!r} is not accepted: {queue._meta.label}, which collects it, encrypts its bodies, and "
-                "the journal "
-                "would keep them in the clear."
+                "the journal would keep them in the clear."
             )
 
 

@@ -374,8 +374,7 @@ class ConnectionGuard:
         if state is _BUSY:
             return (
                 f"The handler left a statement, a COPY, a pipeline or a transaction() of the driver's on {alias!r} "
-                "unfinished: "
-                "leave its `with` block."
+                "unfinished: leave its `with` block."
             )
         if self._in_atomic:
             return self._lost_transaction(state, failed)
@@ -385,8 +384,7 @@ class ConnectionGuard:
         if not is_closed(connection) or (state is not expected and state in (_IN_TRANSACTION, _FAILED)):
             return (
                 f"The handler left a transaction open on {alias!r}, and what it wrote there is rolled back: leave "
-                "every "
-                "atomic block, and commit what raw SQL began."
+                "every atomic block, and commit what raw SQL began."
             )
         if connection.autocommit != autocommit or state is not expected:
             return f"The handler left autocommit changed on {alias!r}: use atomic(), or set it back."
@@ -410,8 +408,7 @@ class ConnectionGuard:
         if state is _IDLE or (state is _MANUAL and failed is None):
             return (
                 f"The handler ended the worker's transaction on {alias!r}, which holds its message, by SQL of its own: "
-                "leave "
-                "COMMIT and ROLLBACK to the worker, use atomic() or savepoints."
+                "leave COMMIT and ROLLBACK to the worker, use atomic() or savepoints."
             )
         return None
 
@@ -421,8 +418,8 @@ class ConnectionGuard:
         if connection.needs_rollback:
             return (
                 f"The handler swallowed an error, or called set_rollback(True), so the transaction on {alias!r} can "
-                "only be "
-                "rolled back: do not catch the error, or put an atomic() of its own around the statement that may fail."
+                "only be rolled back: do not catch the error, or put an atomic() of its own around the statement that "
+                "may fail."
             )
         if state is _FAILED:
             return (
@@ -435,8 +432,7 @@ class ConnectionGuard:
                     return None
             return (
                 f"The handler rolled back the worker's transaction on {alias!r}, which held its message, and began "
-                "another: "
-                "leave ROLLBACK to the worker, use atomic() or savepoints."
+                "another: leave ROLLBACK to the worker, use atomic() or savepoints."
             )
         return None
 
@@ -522,8 +518,7 @@ class OtherAliases:
             if failed is None and connection.closed_in_transaction:
                 reasons.append(
                     f"The handler closed the connection {alias!r} inside of an atomic block, and what it wrote there "
-                    "is "
-                    "lost: leave the block first."
+                    "is lost: leave the block first."
                 )
             elif failed is None and not (is_closed(connection) and state_of(connection, backend) is SessionState.GONE):
                 reasons.append(

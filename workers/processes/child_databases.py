@@ -34,13 +34,11 @@ def require_shareable_databases() -> None:
     if not os.environ.get("DJANGO_SETTINGS_MODULE") and not getattr(django_settings, "SETTINGS_MODULE", None):
         raise CommandError(
             "The settings were made by settings.configure(), so worker processes cannot import them: put them into a "
-            "module "
-            "and name it in DJANGO_SETTINGS_MODULE."
+            "module and name it in DJANGO_SETTINGS_MODULE."
         )
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             raise CommandError(
                 f"There is an open transaction on {connection.alias!r}, and worker processes would not see what is "
-                "done in it. "
-                "In tests use TransactionTestCase, or @pytest.mark.django_db(transaction=True)."
+                "done in it. In tests use TransactionTestCase, or @pytest.mark.django_db(transaction=True)."
             )

@@ -130,8 +130,7 @@ class StalledChildren(Service):
             seqs = ", ".join(f"{self._queues[message.queue]._meta.label} seq {message.seq}" for message in in_flight)
             log.warning(
                 "%s (%d) has executed no Python code for %.1f s: a handler keeps the interpreter lock in C code (in "
-                "flight: "
-                "%s). The supervisor renews its heartbeat and its leases.",
+                "flight: %s). The supervisor renews its heartbeat and its leases.",
                 child.name, stall.pid, now - stall.since, seqs, extra={"worker": stall.pid},
             )  # fmt: skip
         if in_flight:

@@ -125,9 +125,8 @@ class QueueHealth:
             self._session_changers.add(consumer)
             log.warning(
                 "%s: %s changes its database session permanently (%s). The session is replaced after each message, so "
-                "that the next "
-                "message does not inherit the change; that takes milliseconds. Change it for one transaction only (SET "
-                "LOCAL).",
+                "that the next message does not inherit the change; that takes milliseconds. Change it for one "
+                "transaction only (SET LOCAL).",
                 self._label, consumer, " ".join(statement.split()) or "in a function, or on the driver's connection",
                 extra={"queue": self._label, "consumer": consumer},
             )  # fmt: skip

@@ -100,8 +100,7 @@ class _Import:
         else:
             raise UnreadableConfiguration(
                 f"{shown(self._path)}:{root.line}: <{shown(root.name)}> is no configuration of AMPS, which is an "
-                "<AMPSConfig>; "
-                "its <SOW> alone, or one queue of it, is read as well."
+                "<AMPSConfig>; its <SOW> alone, or one queue of it, is read as well."
             )
         for findings in (self._result.unmapped, self._result.notes):
             findings.sort(key=lambda finding: finding.line)
@@ -206,8 +205,7 @@ class _Import:
         if "MaxPerSubscriptionBacklog" not in given:
             queue.comments.append(
                 "max_per_subscription_backlog = 1 is AMPS' default. A worker with one message at a time handles a "
-                "fraction of what "
-                "it handles in batches: raise it unless the subscribers need that."
+                "fraction of what it handles in batches: raise it unless the subscribers need that."
             )
 
     def _given(self, queue: Element) -> dict[str, Element]:

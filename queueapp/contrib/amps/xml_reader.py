@@ -104,6 +104,5 @@ class _Reader:
     def _refuse(self, *_: Any) -> NoReturn:
         raise UnreadableConfiguration(
             f"{shown(self._path)}:{self._parser.CurrentLineNumber}: a document type (DOCTYPE) is not read: it could "
-            "declare "
-            "entities. An AMPS configuration needs none; take it out."
+            "declare entities. An AMPS configuration needs none; take it out."
         )

@@ -240,11 +240,9 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
     def delete_queues(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Delete queues without an active consumer."""
         explanation = (
-            "The queues are deleted permanently, with their bindings and messages, delayed ones included; their "
-            "tasks become REVOKED. "
-            "A queue with an active consumer is skipped. Programs that publish to a deleted queue through an "
-            "exchange must declare "
-            "it again, or their messages are dropped."
+            "The queues are deleted permanently, with their bindings and messages, delayed ones included; their tasks "
+            "become REVOKED. A queue with an active consumer is skipped. Programs that publish to a deleted queue "
+            "through an exchange must declare it again, or their messages are dropped."
         )
         return self._do(request, queryset, "delete_queues", "Delete", explanation, _delete, DELETION)
 

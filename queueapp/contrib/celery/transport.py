@@ -447,8 +447,8 @@ def _refuse_eventlet() -> None:
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
         raise ImproperlyConfigured(
-            f"{SCHEME}:// does not work under eventlet: "
-            "use one of the pools (--pool, worker_pool) prefork, threads, solo, gevent."
+            f"{SCHEME}:// does not work under eventlet: use one of the pools (--pool, worker_pool) prefork, threads, "
+            "solo, gevent."
         )
 
 

@@ -226,8 +226,7 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
     if "priority" in names and "priority" in computed:
         raise InvalidDataFrame(
             f"The DataFrame for queue {target.label} has a column priority, and its Delivery.priority says which "
-            "priority a message "
-            "has: leave the column out."
+            "priority a message has: leave the column out."
         )
     staged = tuple(name for name in STAGED if name in (*names, "id", "headers", *computed))
     return Plan(
@@ -244,14 +243,12 @@ def _refuse_unwritable(target: QueueTarget) -> None:
     if target.encrypts:
         raise InvalidDataFrame(
             f"Queue {target.label} encrypts its bodies (Delivery.encoding), and Spark has no keys: what it wrote there "
-            "would lie in "
-            "the clear. Send it with send_many, or into another queue."
+            "would lie in the clear. Send it with send_many, or into another queue."
         )
     if target.computes_keys:
         raise InvalidDataFrame(
             f"Queue {target.label} computes dedupe keys from bodies (Delivery.dedupe_key), and Spark cannot: several "
-            "messages with one "
-            "key would wait. Send it with send_many, or into another queue."
+            "messages with one key would wait. Send it with send_many, or into another queue."
         )
 
 

@@ -291,16 +291,14 @@ class RowEncoder:
         if first is not None and (first < _FIRST_MICROSECOND or last > latest):
             raise InvalidDataFrame(
                 f"Column {name} for queue {self._plan.label} has a time that is not accepted: it must be at most 100 "
-                "years from now, and "
-                "not before the year 1."
+                "years from now, and not before the year 1."
             )
 
     def _check_text(self, name: str, column: pa.Array) -> None:
         if pc.any(pc.match_substring(column, "\0")).as_py():
             raise InvalidDataFrame(
                 f"Column {name} for queue {self._plan.label} has a text with a NUL; a string of at most "
-                f"{_LONGEST[name]} characters "
-                "without one is accepted."
+                f"{_LONGEST[name]} characters without one is accepted."
             )
         longest = pc.max(pc.utf8_length(column)).as_py()
         if longest is not None and longest > _LONGEST[name]:
@@ -316,8 +314,7 @@ def rules_of(label: str, entering: Mapping[str, Any]) -> Any:
         from ...expressions.enqueue_rules import EnqueueRules
     except ImportError as error:
         raise SparkSinkError(
-            f"Queue {label} has expressions (filter, priority, barrier_expression), which executors evaluate: "
-            "install "
+            f"Queue {label} has expressions (filter, priority, barrier_expression), which executors evaluate: install "
             f"queueapp[expressions] where they run. {error}"
         ) from error
     return EnqueueRules(**entering)

@@ -209,8 +209,7 @@ def snapshot_of_settings() -> Snapshot:
     if not os.environ.get("DJANGO_SETTINGS_MODULE"):
         raise SparkSinkError(
             "The data source knows no queues: call queueapp.contrib.spark.register(spark) in the driver program after "
-            "Django "
-            "is set up (instead of spark.dataSource.register), or set DJANGO_SETTINGS_MODULE for Spark."
+            "Django is set up (instead of spark.dataSource.register), or set DJANGO_SETTINGS_MODULE for Spark."
         )
     import django
     from django.apps import apps

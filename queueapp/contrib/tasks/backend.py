@@ -183,6 +183,5 @@ def require_known_consumer(path: str, modules: tuple[str, ...]) -> None:
     if not is_allowed(module, modules):
         raise InvalidTask(
             f"{path} is not in a package of INSTALLED_APPS, the only ones that a worker imports tasks from: add its "
-            "package to "
-            "OPTIONS['modules'] of the backend."
+            "package to OPTIONS['modules'] of the backend."
         )

@@ -70,8 +70,7 @@ def _check_queue(where: str, queue: Any, configuration: Any) -> Iterator[CheckMe
     if not router.allow_migrate_model(alias, Result):
         yield Error(
             f"{where}: {label} is in the database {alias!r}, where the router allows no table of "
-            "queueapp.contrib.tasks. Results are "
-            "written to the queue's database, in the transaction of the ack.",
+            "queueapp.contrib.tasks. Results are written to the queue's database, in the transaction of the ack.",
             hint=(
                 "Let the router allow the app queueapp_tasks in that database, and run `manage.py migrate "
                 "--database` for it."

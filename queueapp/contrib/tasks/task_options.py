@@ -30,8 +30,7 @@ OPTIONS: tuple[Option, ...] = (
         str,
         None,
         "True: a task is stored after the commit of the open transaction in the queue's database. An alias of "
-        "DATABASES: after the "
-        "commit in that database. None or False: at once.",
+        "DATABASES: after the commit in that database. None or False: at once.",
         optional=True,
     ),
     Option(

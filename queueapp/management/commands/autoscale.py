@@ -21,10 +21,8 @@ class Command(OperatorCommand):
 
     help = (
         "Print the desired number of worker processes of each queue as a list of JSON objects: its backlog divided by "
-        "--per-worker, and "
-        "more than there are while its oldest message is older than --late. --sql prints a SELECT for KEDA instead. "
-        "Exit code 1: "
-        "some values are unknown (null)."
+        "--per-worker, and more than there are while its oldest message is older than --late. --sql prints a SELECT "
+        "for KEDA instead. Exit code 1: some values are unknown (null)."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

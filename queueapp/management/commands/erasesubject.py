@@ -19,10 +19,8 @@ class Command(OperatorCommand):
 
     help = (
         "Destroy the keys of a subject in every database with queues: nothing that was sent with this `encrypt-for` "
-        "can be read any "
-        "more, in any queue, store or table. It cannot be undone. Asks for confirmation unless --yes. Exit code 1: the "
-        "subject has no "
-        "key, so that a misspelt name does not look erased."
+        "can be read any more, in any queue, store or table. It cannot be undone. Asks for confirmation unless --yes. "
+        "Exit code 1: the subject has no key, so that a misspelt name does not look erased."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

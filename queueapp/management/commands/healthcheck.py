@@ -25,9 +25,8 @@ class Command(OperatorCommand):
 
     help = (
         "Check the workers of this host: each has a recent heartbeat, no circuit breaker is open and, where a bound is "
-        "given, queues "
-        f"are within it. Exit code 0: healthy. {UNHEALTHY}: not; the output says why. {UNREACHABLE}: the database "
-        "cannot be read."
+        f"given, queues are within it. Exit code 0: healthy. {UNHEALTHY}: not; the output says why. {UNREACHABLE}: the "
+        "database cannot be read."
     )
     requires_system_checks: list[str] = []
 

@@ -23,8 +23,7 @@ class Command(OperatorCommand):
 
     help = (
         "Show the consumers that get a copy of each message of a type, on queues with Delivery.recipients: whether a "
-        "live worker has "
-        "them, how many copies wait, and when they subscribed."
+        "live worker has them, how many copies wait, and when they subscribed."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -48,9 +47,8 @@ class Command(OperatorCommand):
                 age = f", the oldest {span(consumer_stats.oldest_seconds)}" if consumer_stats.waiting else ""
                 self.stdout.write(
                     f"{consumer_stats.queue}: {in_one_line(consumer_stats.consumer, NAME)} ({types}): "
-                    f"{ACTIVE[consumer_stats.active]}, "
-                    f"{waiting}{age}, "
-                    f"since {consumer_stats.made_at[:19] or UNKNOWN}, seen {consumer_stats.seen_at[:19] or UNKNOWN}"
+                    f"{ACTIVE[consumer_stats.active]}, {waiting}{age}, since {consumer_stats.made_at[:19] or UNKNOWN}, "
+                    f"seen {consumer_stats.seen_at[:19] or UNKNOWN}"
                 )
         if any(consumer_stats.error for consumer_stats in found):
             raise CommandError("Some values are unknown.")

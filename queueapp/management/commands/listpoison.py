@@ -57,10 +57,9 @@ class Command(OperatorCommand):
 
     help = (
         "List unresolved poison messages, newest first: number, queue, consumer, attempts, time and reason. --json "
-        "prints one object "
-        "per line with headers, body (base64) and the history of attempts. Long reasons are shortened; a line on "
-        "stderr says if there "
-        "are more messages than --limit. Control characters from messages are shown by their code points."
+        "prints one object per line with headers, body (base64) and the history of attempts. Long reasons are "
+        "shortened; a line on stderr says if there are more messages than --limit. Control characters from messages "
+        "are shown by their code points."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -16,10 +16,8 @@ class Command(OperatorCommand):
 
     help = (
         "Send the delayed messages for one queue to another queue when they are due, for example those for a queue "
-        "whose class was renamed "
-        "or removed, which are not delivered any more (see queuestats). In batches of one transaction each. "
-        "requeuepoison --to does the "
-        "same for poison."
+        "whose class was renamed or removed, which are not delivered any more (see queuestats). In batches of one "
+        "transaction each. requeuepoison --to does the same for poison."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

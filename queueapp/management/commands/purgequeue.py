@@ -21,8 +21,7 @@ class Command(OperatorCommand):
 
     help = (
         "Delete the messages of a queue that are neither leased nor locked, in batches. Asks for confirmation unless "
-        "--yes. --expired "
-        "deletes only expired messages, without asking. Delayed and poison messages stay."
+        "--yes. --expired deletes only expired messages, without asking. Delayed and poison messages stay."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

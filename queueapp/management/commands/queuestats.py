@@ -22,12 +22,9 @@ class Command(OperatorCommand):
 
     help = (
         "Show waiting, leased, delayed and poison messages, the age of the oldest waiting one, and the live workers of "
-        "each queue. "
-        f"A table of more than {LIMIT} messages is estimated (~) or counted up to that number (+), so the command is "
-        "fast for "
-        "tables of any size. An unknown value is a dash, null in JSON; its cause is printed on stderr, and the exit "
-        "code is 1. "
-        "--json prints a list of objects; with --watch one such list per line."
+        f"each queue. A table of more than {LIMIT} messages is estimated (~) or counted up to that number (+), so the "
+        "command is fast for tables of any size. An unknown value is a dash, null in JSON; its cause is printed on "
+        "stderr, and the exit code is 1. --json prints a list of objects; with --watch one such list per line."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

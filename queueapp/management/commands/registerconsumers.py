@@ -18,10 +18,8 @@ class Command(OperatorCommand):
 
     help = (
         "Write the subscriptions of the consumers in this code, as migrate and every worker at its start do: from then "
-        "on each send makes "
-        "a copy for each of them. With a queue and a name: subscribe a consumer that no code registers, such as a "
-        "script that calls "
-        "receive(recipient=...)."
+        "on each send makes a copy for each of them. With a queue and a name: subscribe a consumer that no code "
+        "registers, such as a script that calls receive(recipient=...)."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

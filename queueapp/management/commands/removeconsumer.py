@@ -20,11 +20,9 @@ class Command(OperatorCommand):
 
     help = (
         "Remove the subscriptions of a consumer of a queue. The copies that wait for it, delayed ones included, stay "
-        "unless --purge or "
-        "--move-to is given. Refused while a live worker has the consumer, or does not report its consumers: it would "
-        "subscribe it again "
-        "at its next start. Stop the worker first, or use --force. --rename-to gives the subscriptions and the copies "
-        "to another consumer."
+        "unless --purge or --move-to is given. Refused while a live worker has the consumer, or does not report its "
+        "consumers: it would subscribe it again at its next start. Stop the worker first, or use --force. --rename-to "
+        "gives the subscriptions and the copies to another consumer."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -45,8 +43,7 @@ class Command(OperatorCommand):
             if live.recipients is None:
                 raise CommandError(
                     f"A live worker of {label} does not report its consumers, and '{shown}' may be one of them. "
-                    "Nothing was changed; use "
-                    "--force to remove it."
+                    "Nothing was changed; use --force to remove it."
                 )
             if name in live.recipients:
                 raise CommandError(

@@ -19,10 +19,8 @@ class Command(OperatorCommand):
 
     help = (
         "Put poison messages back into the queue that they came from (or --to another), in batches of one transaction "
-        "each. Select them "
-        "by number, --queue, --group or --consumer, or with --all. Counts are reset, so they get all their attempts; "
-        "with --keep-counts "
-        "they get one."
+        "each. Select them by number, --queue, --group or --consumer, or with --all. Counts are reset, so they get all "
+        "their attempts; with --keep-counts they get one."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -19,10 +19,9 @@ class Command(OperatorCommand):
 
     help = (
         "Set the number of receivers that each worker process has for a queue, in place of the number that it was "
-        "started with; "
-        "default: back to that number. Workers apply it within one peek delay, without a restart; a receiver above the "
-        "number stops after "
-        "its current message. A process has at most 32 receivers for a queue, or as many as it was started with."
+        "started with; default: back to that number. Workers apply it within one peek delay, without a restart; a "
+        "receiver above the number stops after its current message. A process has at most 32 receivers for a queue, or "
+        "as many as it was started with."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -27,9 +27,8 @@ class Command(OperatorCommand):
 
     help = (
         "Set options of a queue without a deploy, within the bounds of their declaration; none: back to the declared "
-        "value. Workers apply "
-        "them within one peek delay, other processes that receive within some seconds. Without an option: show the "
-        "present values."
+        "value. Workers apply them within one peek delay, other processes that receive within some seconds. Without an "
+        "option: show the present values."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

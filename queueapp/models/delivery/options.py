@@ -38,8 +38,7 @@ _SEMANTICS: tuple[Option, ...] = (
         int,
         1,
         "TRANSACTIONAL: most messages that are handled in one transaction. If one fails, all are rolled back and "
-        "handled one "
-        "by one.",
+        "handled one by one.",
         low=1,
         high=1000,
     ),
@@ -73,8 +72,7 @@ _LEASES: tuple[Option, ...] = (
         timedelta,
         timedelta(seconds=30),
         "How long a lease lasts (AMPS' LeasePeriod; elsewhere: visibility timeout). None: until the message is ended "
-        "or its "
-        "worker is dead.",
+        "or its worker is dead.",
         low=timedelta(milliseconds=100),
         high=timedelta(days=7),
         optional=True,
@@ -90,16 +88,14 @@ _LEASES: tuple[Option, ...] = (
         Leasing,
         Leasing.FENCED,
         "Who may end a leased message (AMPS' Leasing): `strict` its holder, or anyone while it is not leased; `sublet` "
-        "anyone; "
-        "`fenced` the holder of the lease token.",
+        "anyone; `fenced` the holder of the lease token.",
     ),
     Option(
         "max_deliveries",
         int,
         0,
         "A message is poison after this many deliveries without an ack, whether its handler failed, receive() returned "
-        "it or "
-        "its lease expired (AMPS' MaxDeliveries); 0: only the consumers' attempts count.",
+        "it or its lease expired (AMPS' MaxDeliveries); 0: only the consumers' attempts count.",
         low=0,
         high=1_000_000,
     ),
@@ -125,8 +121,7 @@ _LEASES: tuple[Option, ...] = (
         ExpirationModel,
         ExpirationModel.DEFAULT,
         "Whether `expiration` or the message's own `expires_in` counts (AMPS' ExpirationModel): `default` the "
-        "message's if it "
-        "has one, `queue` the queue's, `latest` the later of both, `earliest` the earlier of both.",
+        "message's if it has one, `queue` the queue's, `latest` the later of both, `earliest` the earlier of both.",
     ),
     Option(
         "expire_leased",
@@ -139,16 +134,14 @@ _LEASES: tuple[Option, ...] = (
         OnExpired,
         Drop(),
         "What is done with an expired message: `Drop()`, `KeepAsPoison()` or `PublishTo(topic)`, each with the "
-        "`reasons` it "
-        "applies to: time_limit, forced_expire, max_cancels, max_deliveries.",
+        "`reasons` it applies to: time_limit, forced_expire, max_cancels, max_deliveries.",
     ),
     Option(
         "deferred_ack_expiration",
         timedelta,
         None,
         "How long an ack by the id of a message that has not arrived yet is kept; the message is dropped when it "
-        "arrives "
-        "(AMPS' DeferredAckExpiration). None: acks by id are refused.",
+        "arrives (AMPS' DeferredAckExpiration). None: acks by id are refused.",
         low=timedelta(seconds=1),
         high=timedelta(days=3650),
         optional=True,
@@ -184,8 +177,7 @@ _ORDER: tuple[Option, ...] = (
         bool,
         False,
         "A message sent with is_barrier=True waits for all messages before it, blocks those behind it, and goes to "
-        "every "
-        "subscriber.",
+        "every subscriber.",
     ),
     Option(
         "barrier_expression",
@@ -256,8 +248,7 @@ _FLOW: tuple[Option, ...] = (
         int,
         None,
         "Hard limit of the messages of the queue in flight, over all workers and receive() together (AMPS' "
-        "MaxBacklog); "
-        "None: no limit.",
+        "MaxBacklog); None: no limit.",
         low=1,
         high=MOST_OUTSTANDING,
         optional=True,
@@ -267,8 +258,7 @@ _FLOW: tuple[Option, ...] = (
         int,
         None,
         "The same for one worker process, or one receive() (AMPS' MaxPerSubscriptionBacklog); None: what the worker's "
-        "batches "
-        "hold.",
+        "batches hold.",
         low=1,
         high=MOST_OUTSTANDING,
         optional=True,
@@ -370,8 +360,7 @@ _TOPICS: tuple[Option, ...] = (
         str,
         None,
         "Topic of messages that are published to the queue's name (AMPS' DefaultPublishTarget); required if "
-        "underlying_topic "
-        "is a regular expression, which must match it. None: the underlying topic.",
+        "underlying_topic is a regular expression, which must match it. None: the underlying topic.",
         optional=True,
         accept=_is_topic,
     ),
@@ -420,8 +409,7 @@ _JOURNAL: tuple[Option, ...] = (
         object,
         EPOCH,
         "Where a queue over a journaled topic begins when it is first seen, or when this is changed (AMPS' "
-        "RecoveryPoint). "
-        "What entered it before does not come back.",
+        "RecoveryPoint). What entered it before does not come back.",
         accept=lambda value: point_of(value) is not None,
         words=POINTS,
     ),
@@ -430,8 +418,7 @@ _JOURNAL: tuple[Option, ...] = (
         int,
         None,
         "Number of messages that are kept in the queue's table while the others wait in the journal (AMPS' "
-        "TargetQueueDepth). "
-        "Requires a journaled topic, no priority and no barrier. None: all are in the table.",
+        "TargetQueueDepth). Requires a journaled topic, no priority and no barrier. None: all are in the table.",
         low=1000,
         high=100_000_000,
         optional=True,
@@ -465,8 +452,7 @@ _DEDUPE: tuple[Option, ...] = (
         str,
         None,
         "The header with the idempotency key of a message (`processed_once`); a message without it is identified by "
-        "its "
-        "id. None: all are.",
+        "its id. None: all are.",
         optional=True,
         accept=lambda value: bool(value.strip()),
         words="the name of a header, or None",
@@ -511,8 +497,7 @@ _STORAGE: tuple[Option, ...] = (
         tuple,
         (),
         "Aliases of other databases that may keep delayed messages for this queue: `send(..., delay=..., "
-        "delayed_in=alias)` "
-        "stores one in that database's transaction, and a dispatcher forwards it, at least once.",
+        "delayed_in=alias)` stores one in that database's transaction, and a dispatcher forwards it, at least once.",
         accept=_are_aliases,
     ),
     Option(
@@ -525,10 +510,9 @@ _STORAGE: tuple[Option, ...] = (
         "fillfactor",
         int,
         None,
-        "PostgreSQL: how full pages are filled. None: by the semantics. 45 for AT_LEAST_ONCE, so that a lease "
-        "fits on the page of its row: no index entry and a quarter of the WAL, for half-empty pages; 90 for "
-        "TRANSACTIONAL, "
-        "100 for AT_MOST_ONCE.",
+        "PostgreSQL: how full pages are filled. None: by the semantics. 45 for AT_LEAST_ONCE, so that a lease fits on "
+        "the page of its row: no index entry and a quarter of the WAL, for half-empty pages; 90 for TRANSACTIONAL, 100 "
+        "for AT_MOST_ONCE.",
         low=10,
         high=100,
         optional=True,

@@ -198,8 +198,7 @@ class PostgresqlClaims(Statements, Claims):
         # is locked here is skipped by claims until this transaction ends.
         sql = (
             f"SELECT {seq}, {identity} FROM {self._q} WHERE {identity} = ANY(%s) AND {self._free}{unleased} ORDER BY "
-            f"{seq} "
-            "FOR UPDATE SKIP LOCKED"
+            f"{seq} FOR UPDATE SKIP LOCKED"
         )
         return [(number, as_uuid(key)) for number, key in self._guard.fetch_by_key(connection, sql, (list(ids),))]
 

@@ -36,8 +36,7 @@ class PostgresqlFigures(Statements, Figures):
         # Index: as ``_head``. Safe: a plain read. The state is filtered outside: a million leased rows are not scanned.
         sql = (
             f"SELECT h.headers, h.age FROM ({self._head(', ' + self._c['headers'], level)}) AS h(seq, state, age, "
-            "headers) "
-            "WHERE h.state IN ('free', 'lease expired') ORDER BY h.seq"
+            "headers) WHERE h.state IN ('free', 'lease expired') ORDER BY h.seq"
         )
         return self._by_index(connection, sql, (*self._level(level), limit))
 

@@ -353,8 +353,7 @@ class PostgresqlFanout(Statements, Fanout):
         else:
             sql = (
                 f"{head}, {self._c['recipient']}) SELECT {values[:-1]}, r.name FROM unnest(%s::varchar[]) WITH "
-                "ORDINALITY "
-                f"AS r(name, place) WHERE {asked} ORDER BY r.place"
+                f"ORDINALITY AS r(name, place) WHERE {asked} ORDER BY r.place"
             )
         with translated(connection, self.table.db_table):
             return execute(connection, sql, (*params, names, self.table.label, mark))
@@ -504,8 +503,7 @@ class PostgresqlEarlyAcks(EarlyAcks):
         sql = (
             f"INSERT INTO {quote_table(db_table)} (queue, message_id, kind, expires) "
             "SELECT %s, u.id, %s, clock_timestamp() + %s * interval '1 ms' FROM unnest(%s::uuid[]) AS u(id) ORDER BY "
-            "u.id "
-            "ON CONFLICT (queue, message_id) DO UPDATE SET kind = excluded.kind, expires = excluded.expires"
+            "u.id ON CONFLICT (queue, message_id) DO UPDATE SET kind = excluded.kind, expires = excluded.expires"
         )
         execute(connection, sql, (queue, kind, keep_ms, list(ids)))
 

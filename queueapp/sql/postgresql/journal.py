@@ -175,8 +175,7 @@ class PostgresqlJournalSql(JournalSql):
         sql = (
             f"INSERT INTO {self._t} ({columns}) SELECT {_NUMBER}, %s, {', '.join(values)} "
             f"FROM unnest({', '.join(f'%s::{kind}[]' for kind in types)}) WITH ORDINALITY AS u({', '.join(names)}, "
-            "place) "
-            "ORDER BY u.place RETURNING seq"
+            "place) ORDER BY u.place RETURNING seq"
         )
         places = [0, 1, 2, *(3 + place for place, _ in said)]
         arrays = [[message[place] for message in messages] for place in places]
@@ -332,8 +331,7 @@ class PostgresqlJournalSql(JournalSql):
         # Catalog only.
         sql = (
             "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, coalesce(sum(pg_total_relation_size(c.oid)), "
-            "0)::bigint "
-            "FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = to_regclass(%s)"
+            "0)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = to_regclass(%s)"
         )
         entries, size = fetch(connection, sql, (self._t.replace("%%", "%"),))[0]
         return int(entries), int(size)

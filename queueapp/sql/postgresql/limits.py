@@ -138,8 +138,7 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
             held_params = (low & 0xFFFFFFFF,)
         sql = (
             "SELECT count(*) FROM (SELECT 1 FROM (SELECT p.place FROM (SELECT (generate_series(0, %s::int - 1) + "
-            "s.begin) "
-            "%% %s::int AS place FROM (SELECT floor(random() * %s::int)::int AS begin OFFSET 0) AS s) AS p"
+            "s.begin) %% %s::int AS place FROM (SELECT floor(random() * %s::int)::int AS begin OFFSET 0) AS s) AS p"
             f"{unless_held} OFFSET 0) AS p WHERE pg_try_advisory_xact_lock(%s::int, p.place) LIMIT %s) AS got"
         )
         return int(fetch(connection, sql, (permits, permits, permits, *held_params, low, wanted))[0][0])
@@ -232,8 +231,7 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
         inner = self._claims.build_seqs(where).replace("LIMIT %s", "LIMIT least(%s::bigint, (SELECT n FROM room))")
         return (
             f"WITH room AS MATERIALIZED (SELECT greatest(0, %s::bigint - count(*)) AS n FROM {self._q} WHERE "
-            f"{self._out()}) "
-            f"UPDATE {self._q} SET {self._c['lease_token']} = %s, {self._c['lease_owner']} = %s, "
+            f"{self._out()}) UPDATE {self._q} SET {self._c['lease_token']} = %s, {self._c['lease_owner']} = %s, "
             f"{self._c['lease_expires']} = {self._until()}, {self._c['deliveries']} = {self._c['deliveries']} + 1 "
             f"WHERE {seq} = ANY(ARRAY({inner})){self._claims.unless_barred()} "
             f"RETURNING {self._read(self.table.claimed)}, (SELECT n FROM room)"
@@ -349,8 +347,7 @@ class ClaimRecords(Statements):
             "FROM fresh AS f CROSS JOIN LATERAL unnest(f.seqs) AS r(r)), '{}') AS seqs), "
             "wanted AS MATERIALIZED (SELECT %s::bigint AS n, %s::bigint AS most), "
             f"out AS MATERIALIZED (SELECT CASE WHEN {_size('may.seqs')} + pending.n + wanted.n <= wanted.most THEN "
-            "may.seqs "
-            f"ELSE coalesce((SELECT range_agg(int8range(q.{seq}, q.{seq}, '[]')) FROM {self._q} AS q "
+            f"may.seqs ELSE coalesce((SELECT range_agg(int8range(q.{seq}, q.{seq}, '[]')) FROM {self._q} AS q "
             f"WHERE q.{seq} = ANY(ARRAY({self._unnested('may.seqs')})) AND {self._in_flight()}), '{{}}') END AS seqs "
             "FROM may, pending, wanted), "
             f"room AS MATERIALIZED (SELECT greatest(0, wanted.most - pending.n - {_size('out.seqs')}) AS n FROM out, "
@@ -379,8 +376,7 @@ class ClaimRecords(Statements):
             "UPDATE), "
             f"claimed AS (UPDATE {self._q} SET {c['lease_token']} = %s, {c['lease_owner']} = %s, "
             f"{c['lease_expires']} = clock_timestamp() + %s * interval '1 ms', {c['deliveries']} = {c['deliveries']} + "
-            "1 "
-            f"WHERE {c['seq']} = ANY(ARRAY({inner})){self._claims.unless_barred()} RETURNING {read}), "
+            f"1 WHERE {c['seq']} = ANY(ARRAY({inner})){self._claims.unless_barred()} RETURNING {read}), "
             # Mostly one range, which is found in a third of the time.
             "got AS MATERIALIZED (SELECT CASE WHEN count(*) = 0 THEN '{}' WHEN max(a0) - min(a0) + 1 = count(*) "
             "THEN int8multirange(int8range(min(a0), max(a0), '[]')) END AS seqs FROM claimed), "
@@ -411,8 +407,7 @@ class ClaimRecords(Statements):
             f"SELECT c.number, c.seqs IS NULL OR EXISTS (SELECT FROM {self._q} AS q "
             f"WHERE q.{c['seq']} = ANY(ARRAY({self._unnested('c.seqs')})) "
             f"AND q.{c['lease_token']} IS NOT NULL) FROM {self._records} AS c WHERE c.queue = {self._lock} AND "
-            "c.number > %s "
-            "ORDER BY c.number LIMIT %s"
+            "c.number > %s ORDER BY c.number LIMIT %s"
         )
         found = fetch(connection, look, (after, _WINDOW))
         if not after:
@@ -435,8 +430,7 @@ class ClaimRecords(Statements):
         sql = (
             f"SELECT q.{owner}, q.{token}, count(*) FROM {self._q} AS q WHERE q.{self._c['seq']} = ANY(ARRAY({all_})) "
             f"AND q.{token} IS NOT NULL AND q.{owner} IS NOT NULL AND q.{self._c['lease_expires']} >= "
-            "clock_timestamp() "
-            f"GROUP BY q.{owner}, q.{token}"
+            f"clock_timestamp() GROUP BY q.{owner}, q.{token}"
         )
         return [Leased(uuid.UUID(bytes=a), uuid.UUID(bytes=b), n) for a, b, n in fetch(connection, sql, ())]
 

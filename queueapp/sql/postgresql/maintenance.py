@@ -140,8 +140,7 @@ class PostgresqlMaintenance(Statements, Maintenance):
         sql = (
             f"UPDATE {self._q} SET {c['lease_token']} = NULL, {c['lease_owner']} = NULL, {c['lease_expires']} = NULL"
             f"{uncount} WHERE {c['seq']} = ANY(ARRAY(SELECT {c['seq']} FROM {self._q} WHERE {c['lease_owner']} = "
-            f"%s{leased} "
-            f"ORDER BY {c['seq']} LIMIT %s FOR UPDATE SKIP LOCKED))"
+            f"%s{leased} ORDER BY {c['seq']} LIMIT %s FOR UPDATE SKIP LOCKED))"
         )
         return execute(connection, sql, (owner, limit))
 
@@ -170,13 +169,11 @@ class PostgresqlMaintenance(Statements, Maintenance):
         # holds; ``u`` updates rows that ``m`` has locked. They stay available and keep their seq.
         scan = (
             f"SELECT {seq}, {priority} FROM {self._q} WHERE ({names}) >= ({low}) AND ({names}) <= ({high}) AND "
-            f"{self._free} "
-            f"ORDER BY {names}, {seq} LIMIT %s FOR UPDATE SKIP LOCKED"
+            f"{self._free} ORDER BY {names}, {seq} LIMIT %s FOR UPDATE SKIP LOCKED"
         )
         sql = (
             "WITH m AS MATERIALIZED (SELECT x.seq, x.priority FROM unnest(%s::varchar[], %s::smallint[], "
-            "%s::smallint[]) "
-            f"AS l(recipient, low, high) CROSS JOIN LATERAL ({scan}) AS x(seq, priority) LIMIT %s), "
+            f"%s::smallint[]) AS l(recipient, low, high) CROSS JOIN LATERAL ({scan}) AS x(seq, priority) LIMIT %s), "
             f"u AS (UPDATE {self._q} SET {priority} = CASE WHEN {priority} < 0 THEN 0 ELSE %s::smallint END "
             f"WHERE {seq} = ANY(ARRAY(SELECT m.seq FROM m))) SELECT m.priority, count(*) FROM m GROUP BY m.priority"
         )

@@ -154,8 +154,7 @@ class PostgresqlCeleryResults(CeleryResults):
             f"INSERT INTO {quote_table(groups)} AS g (group_id, counted, expires_at) "
             f"VALUES (%s, (SELECT count(*) FROM part), {_LATER}) ON CONFLICT (group_id) DO UPDATE SET "
             "counted = g.counted + CASE WHEN g.is_over THEN 0 ELSE excluded.counted END, expires_at = "
-            "excluded.expires_at "
-            "RETURNING counted, size, added, is_over"
+            "excluded.expires_at RETURNING counted, size, added, is_over"
         )
         return ChordCount(*fetch(connection, sql, (*part, part.group_id, expires_ms))[0])
 

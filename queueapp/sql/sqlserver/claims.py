@@ -104,8 +104,7 @@ class SqlServerClaims(Statements, Claims):
         # Index: as the claim. Safe: LOOKING.
         sql = (
             f"SELECT TOP (%s) {self._seq}, q.{self._c['headers']}{rest} FROM {self._q} AS q WITH "
-            f"({self._index}{LOOKING}) "
-            f"WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}"
+            f"({self._index}{LOOKING}) WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}"
         )
         level = (getattr(only, name) for name in self.table.claim_by)
         return [tuple(row) for row in fetch(connection, sql, (limit, *level, only.low, only.high))]
@@ -192,8 +191,7 @@ class SqlServerClaims(Statements, Claims):
             # delivery has begun; claims skip rows that are locked here until this transaction ends.
             sql = (
                 f"SELECT {seq}, {identity} FROM {_IDS} INNER LOOP JOIN {self._q} AS q WITH ({TAKING}) ON {identity} = "
-                "u.[id] "
-                f"WHERE {self.free('q')}{unleased}"
+                f"u.[id] WHERE {self.free('q')}{unleased}"
             )
             found += [(number, as_uuid(key)) for number, key in fetch(connection, sql, (piece,))]
         return sorted(found)
@@ -393,8 +391,7 @@ class Priority64Claims(SqlServerClaims):
         # skipped.
         sql = (
             f"SELECT TOP (%s) {self._seq}, {priority}, CASE WHEN ({priority} > %s OR ({priority} = %s AND {self._seq} "
-            "< %s)) "
-            f"AND {self.free()} THEN 1 ELSE 0 END FROM {self._q} AS q WITH ({LOOKING}) "
+            f"< %s)) AND {self.free()} THEN 1 ELSE 0 END FROM {self._q} AS q WITH ({LOOKING}) "
             f"WHERE {self._seq} BETWEEN %s AND %s ORDER BY {self._seq}"
         )
         rows = fetch(connection, sql, (min(limit, WINDOW_ROWS), ~rank, ~rank, before_seq, low, high))

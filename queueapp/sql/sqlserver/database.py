@@ -234,8 +234,7 @@ class SqlServerSchema(Schema):
         # (8622).
         sql = (
             "SELECT i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int) FROM sys.indexes AS "
-            "i "
-            "INNER JOIN sys.index_columns AS ic ON ic.[object_id] = i.[object_id] AND ic.[index_id] = i.[index_id] "
+            "i INNER JOIN sys.index_columns AS ic ON ic.[object_id] = i.[object_id] AND ic.[index_id] = i.[index_id] "
             "INNER JOIN sys.columns AS c ON c.[object_id] = ic.[object_id] AND c.[column_id] = ic.[column_id] "
             "WHERE i.[object_id] = OBJECT_ID(%s) AND ic.[key_ordinal] > 0 ORDER BY i.[index_id], ic.[key_ordinal]"
         )
@@ -278,8 +277,7 @@ class SqlServerSchema(Schema):
         return [
             SettingAdvice(
                 "READ_COMMITTED_SNAPSHOT is off: what your own code reads of a queue's table, or of tables that "
-                "handlers write, "
-                "waits behind open transactions, of TRANSACTIONAL handlers too",
+                "handlers write, waits behind open transactions, of TRANSACTIONAL handlers too",
                 "ALTER DATABASE CURRENT SET READ_COMMITTED_SNAPSHOT ON WITH ROLLBACK IMMEDIATE; or read with "
                 "queueapp.sql.nonblocking(). Queues work either way.",
             )

@@ -356,8 +356,7 @@ class SqlServerFanout(Statements, Fanout):
         )
         copy = (
             f"INSERT INTO {self._q} ({columns}) SELECT {values} {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = "
-            "k.[key] "
-            f"CROSS JOIN {_RECIPIENTS} ORDER BY q.{c['seq']}, r.[n]"
+            f"k.[key] CROSS JOIN {_RECIPIENTS} ORDER BY q.{c['seq']}, r.[n]"
         )
         delete = f"DELETE q {KEYS} {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key]"
         done = 0
@@ -491,8 +490,7 @@ class SqlServerDedupe(Dedupe):
         # Index: the primary key. Safe: under the lock on its name no other session inserts the key.
         sql = (
             f"INSERT INTO {table} ([key], [queue]) SELECT v.[key], v.[queue] FROM (SELECT %s AS [key], %s AS [queue]) "
-            "AS v "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({EXISTING}) WHERE t.[key] = v.[key])"
+            f"AS v WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WITH ({EXISTING}) WHERE t.[key] = v.[key])"
         )
         return execute(connection, sql, (key, queue)) == 1
 
@@ -530,14 +528,12 @@ class SqlServerEarlyAcks(EarlyAcks):
             # the name's lock, so none writes between the two statements.
             sql = (
                 f"UPDATE d SET [kind] = %s, [expires] = {LATER} FROM {_IDS} INNER LOOP JOIN {table} AS d WITH "
-                "(ROWLOCK) "
-                "ON d.[message_id] = u.[id] WHERE d.[queue] = %s"
+                "(ROWLOCK) ON d.[message_id] = u.[id] WHERE d.[queue] = %s"
             )
             execute(connection, sql, (kind, *later_params(keep_ms), piece, queue))
             sql = (
                 f"INSERT INTO {table} ([queue], [message_id], [kind], [expires]) SELECT %s, u.[id], %s, {LATER} FROM "
-                f"{_IDS} "
-                f"WHERE NOT EXISTS (SELECT 1 FROM {table} AS d WHERE d.[queue] = %s AND d.[message_id] = u.[id])"
+                f"{_IDS} WHERE NOT EXISTS (SELECT 1 FROM {table} AS d WHERE d.[queue] = %s AND d.[message_id] = u.[id])"
             )
             execute(connection, sql, (queue, kind, *later_params(keep_ms), piece, queue))
 

@@ -247,8 +247,7 @@ class SqlServerJournalSql(JournalSql):
         # table lock; another purge waits, and finds the rows gone.
         sql = (
             f"WITH f AS (SELECT TOP (%s) j.[txid], j.[published_at] FROM {self._t} AS j WITH (ROWLOCK) WHERE j.[topic] "
-            "= %s "
-            f"ORDER BY j.[txid]) DELETE FROM f WHERE f.[txid] < {_AT} AND f.[published_at] < {_EARLIER}"
+            f"= %s ORDER BY j.[txid]) DELETE FROM f WHERE f.[txid] < {_AT} AND f.[published_at] < {_EARLIER}"
         )
         return execute(connection, sql, (min(limit, MAX_BATCH), topic, _version(hold), *_earlier(keep_ms)))
 

@@ -172,15 +172,13 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         # that the transaction holds already is skipped.
         sql = (
             "SET NOCOUNT ON; DECLARE @most bigint = %s, @wanted bigint = %s, @got int = 0, @taken int = 0, @tried "
-            "bigint = 0, "
-            "@place bigint, @name nvarchar(255), @of nvarchar(200) = %s; "
+            "bigint = 0, @place bigint, @name nvarchar(255), @of nvarchar(200) = %s; "
             "SET @place = ABS(CAST(CHECKSUM(NEWID()) AS bigint)) %% @most; "
             "WHILE @tried < @most AND @taken < @wanted BEGIN "
             "SET @name = CONCAT(@of, ':', @place); "
             "IF APPLOCK_MODE('public', @name, 'Transaction') = 'NoLock' BEGIN "
             "EXEC @got = sp_getapplock @Resource = @name, @LockMode = 'Exclusive', @LockOwner = 'Transaction', "
-            "@LockTimeout = 0; "
-            "IF @got = 0 SET @taken = @taken + 1; END; "
+            "@LockTimeout = 0; IF @got = 0 SET @taken = @taken + 1; END; "
             "SET @tried = @tried + 1; SET @place = (@place + 1) %% @most; END; SELECT @taken"
         )
         return int(fetch(connection, sql, (permits, wanted, self._lock.resource))[0][0])
@@ -193,8 +191,7 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         sql = (
             f"SELECT DISTINCT q.{c['lease_owner']}, q.{c['lease_token']}, "
             f"COUNT(*) OVER (PARTITION BY q.{c['lease_owner']}, q.{c['lease_token']}) FROM {self._q} AS q "
-            f"{self._by_leased_index} "
-            f"WHERE q.{c['lease_token']} IS NOT NULL{self._alive()}"
+            f"{self._by_leased_index} WHERE q.{c['lease_token']} IS NOT NULL{self._alive()}"
         )
         rows = fetch(connection, sql, ())
         return [Leased(uuid.UUID(bytes=guid(a)), uuid.UUID(bytes=guid(b)), int(n)) for a, b, n in rows]
@@ -209,8 +206,7 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         # Index: the primary key, one seek a message (the loop join). Safe: the caller has locked them.
         sql = (
             f"UPDATE q SET {c['lease_token']} = k.[owner], {c['lease_owner']} = k.[owner], {c['lease_expires']} = "
-            f"{LATER} "
-            "FROM OPENJSON(%s) WITH ([key] bigint '$[0]', [owner] uniqueidentifier '$[1]') AS k "
+            f"{LATER} FROM OPENJSON(%s) WITH ([key] bigint '$[0]', [owner] uniqueidentifier '$[1]') AS k "
             f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK) ON q.{c['seq']} = k.[key]"
         )
         pairs = list(zip(seqs, owners, strict=True))
@@ -224,8 +220,7 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         # Index: the filtered one on leased rows, by owner. Safe: LOOKING; the count is a hint only.
         sql = (
             f"SELECT COUNT(*) FROM {self._q} AS q WITH ({self._leased_index}{LOOKING}) WHERE q.{c['lease_token']} IS "
-            "NOT NULL "
-            f"AND q.{c['lease_owner']} = %s AND q.{c['lease_token']} = %s{self._alive()}"
+            f"NOT NULL AND q.{c['lease_owner']} = %s AND q.{c['lease_token']} = %s{self._alive()}"
         )
         return int(fetch(connection, sql, (owner, owner))[0][0])
 
@@ -329,8 +324,7 @@ class ClaimRecords(Statements):
             # as dead.
             gone = (
                 f"DELETE c FROM OPENJSON(%s) WITH ([key] bigint '$') AS k INNER LOOP JOIN {self._records} AS c WITH "
-                f"({TAKING}) "
-                f"ON c.number = k.[key] WHERE c.seqs IS NULL AND c.made_at < DATEADD(second, -{_PATIENCE}, "
+                f"({TAKING}) ON c.number = k.[key] WHERE c.seqs IS NULL AND c.made_at < DATEADD(second, -{_PATIENCE}, "
                 "SYSUTCDATETIME())"
             )
             execute(connection, gone, (known.pending,))
@@ -411,8 +405,7 @@ class ClaimRecords(Statements):
         # of that claim, so a record with no leased message is obsolete; waits for rows that are being changed.
         sql = (
             "SELECT DISTINCT l.[number] FROM OPENJSON(%s) WITH ([number] bigint '$[0]', [low] bigint '$[1]', [high] "
-            "bigint '$[2]') "
-            f"AS l INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) "
+            f"bigint '$[2]') AS l INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) "
             f"ON q.{c['seq']} BETWEEN l.[low] AND l.[high] WHERE q.{c['lease_token']} IS NOT NULL"
         )
         parts = [(number, low, high) for number, stretches in found for low, high in stretches or ()]
@@ -439,8 +432,7 @@ class ClaimRecords(Statements):
             f"INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) ON q.{c['seq']} BETWEEN l.[low] AND "
             "l.[high] "
             f"WHERE c.queue = {self._queue} AND q.{c['lease_token']} IS NOT NULL AND q.{c['lease_owner']} IS NOT "
-            f"NULL{self._alive()}"
-            ") AS o"
+            f"NULL{self._alive()}) AS o"
         )
         rows = fetch(connection, sql, ())
         return [Leased(uuid.UUID(bytes=guid(a)), uuid.UUID(bytes=guid(b)), int(n)) for a, b, n in rows]

@@ -320,8 +320,7 @@ class SqlServerDelayedStore(DelayedStore):
         # other, and never move a row twice.
         sql = (
             f"SELECT TOP (%s) t.{key} FROM {quote_table(table.db_table)} AS t WITH ({_first(table)}FORCESEEK, "
-            f"{TAKING}) "
-            f"WHERE t.{quote(table.columns['destination'])} = %s AND t.{due} <= SYSUTCDATETIME() "
+            f"{TAKING}) WHERE t.{quote(table.columns['destination'])} = %s AND t.{due} <= SYSUTCDATETIME() "
             f"ORDER BY t.{due}, t.{key}"
         )
         return [row[0] for row in fetch(connection, sql, (min(limit, MAX_BATCH), destination))]

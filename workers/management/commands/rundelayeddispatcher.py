@@ -24,8 +24,7 @@ class Command(OperatorCommand):
     help = (
         "Dispatch delayed messages to their queues when they are due, and run maintenance (purging expired messages, "
         "releasing leases of dead workers), until stopped. One process per database does each at a time; further ones "
-        "stand "
-        "by. runqueueworker does the same unless it has --no-dispatcher or --no-maintenance."
+        "stand by. runqueueworker does the same unless it has --no-dispatcher or --no-maintenance."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

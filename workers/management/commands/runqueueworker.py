@@ -116,8 +116,7 @@ class Command(OperatorCommand):
         if options["until_empty"] and (filters or only_consumers or 0 in backlogs.values()):
             raise CommandError(
                 "--until-empty cannot be combined with --filter, --consumer or --backlog 0: it would wait for ever for "
-                "the "
-                "messages that these leave in the queues."
+                "the messages that these leave in the queues."
             )
         for alias in {router.db_for_write(queue) for queue in queues}:
             if options["until_empty"] and not delayed.can_count(alias):
@@ -220,8 +219,7 @@ def read_backlogs(given: Sequence[str], queues: Sequence[Any]) -> dict[str, int]
         if not 0 <= count <= MOST_OUTSTANDING:
             raise CommandError(
                 f"--backlog {in_one_line(text, 80)!r} is not accepted: it must be N or QUEUE=N, N a whole number from "
-                "0 to "
-                f"{MOST_OUTSTANDING}."
+                f"0 to {MOST_OUTSTANDING}."
             )
         if name:
             for_queue[_label("--backlog", name, queues)] = count

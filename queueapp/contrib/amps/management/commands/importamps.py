@@ -24,14 +24,11 @@ class Command(OperatorCommand):
 
     help = (
         "Print the Queue classes that are equivalent to the queues of an AMPS configuration (SOW/Queue, "
-        "SOW/LocalQueue, "
-        "SOW/GroupLocalQueue), with AMPS' defaults where ours differ. Elements that are not mapped are reported on "
-        "stderr with file and "
-        "line, and in a comment of their class. ${NAME} is replaced from the environment. The file is not trusted: a "
-        "DOCTYPE is refused, "
-        "and no other file is opened. Exit codes: 0 everything was mapped, 3 an element was not (the rest was "
-        "printed), 1 the file cannot "
-        "be read or is no configuration of AMPS (nothing was printed)."
+        "SOW/LocalQueue, SOW/GroupLocalQueue), with AMPS' defaults where ours differ. Elements that are not mapped are "
+        "reported on stderr with file and line, and in a comment of their class. ${NAME} is replaced from the "
+        "environment. The file is not trusted: a DOCTYPE is refused, and no other file is opened. Exit codes: 0 "
+        "everything was mapped, 3 an element was not (the rest was printed), 1 the file cannot be read or is no "
+        "configuration of AMPS (nothing was printed)."
     )
     # It reads one file, so it runs in a project without a database, or with queues that fail their checks.
     requires_system_checks: list[str] = []
