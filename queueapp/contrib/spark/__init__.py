@@ -52,8 +52,8 @@ def requeue(poison: DataFrame, *, to: Any = None, using: str | None = None) -> i
     """Put poison messages back into their queues, or into ``to``; returns how many went.
 
     ``poison`` is read with ``state = poison`` and filtered as you like; its column ``number`` says which. The driver
-    requeues them, 1,000 in a transaction, as ``manage.py requeue`` does: what was requeued or archived meanwhile is
-    left. ``using`` names the database of the queues. Raises QueueNotFound.
+    requeues them, 1,000 in a transaction, as ``manage.py requeuepoison`` does: what was requeued or archived meanwhile
+    is left. ``using`` names the database of the queues. Raises QueueNotFound.
     """
     from django.db import router
 
