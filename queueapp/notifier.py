@@ -63,6 +63,11 @@ _rhythms: dict[tuple[str, str], _Rhythm] = {}
 _lock = threading.Lock()
 
 
+def forget() -> None:
+    """The next message of every queue notifies at once (tests)."""
+    _rhythms.clear()
+
+
 def sent(queue: Any, connection: Any) -> None:
     """Notify the workers of a queue once the connection's transaction has committed. In eager mode this thread is the
     worker."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .errors import QueueNotFound
@@ -23,6 +24,22 @@ class Queues:
         """Register a queue class; a class made again under the same label (tests, reloads) replaces the old one."""
         self._by_label[queue._meta.label] = queue
         self._made += 1
+
+    def remove(self, queue: Any) -> None:
+        """Forget a queue (tests)."""
+        del self._by_label[queue._meta.label]
+        self._made += 1
+
+    @contextmanager
+    def isolated(self, *queues: Any) -> Iterator[None]:
+        """Within the block only these queues and those that it makes; afterwards those of before (tests)."""
+        before, self._by_label = self._by_label, {queue._meta.label: queue for queue in queues}
+        self._made += 1
+        try:
+            yield
+        finally:
+            self._by_label = before
+            self._made += 1
 
     @property
     def version(self) -> tuple[int, int]:

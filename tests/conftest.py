@@ -19,9 +19,8 @@ from pytest_django import DjangoDbBlocker
 from queueapp import overrides
 from queueapp.consuming.registry import registered
 from queueapp.models import Subscription
-from queueapp.receiving import low_water_marks
-from queueapp.sending import fanout, validation
 from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
+from queueapp.testing import reset_caches
 from tests.databases import url_of_database
 from tests.in_process_worker import Worker, starting_workers
 from tests.truncate import (
@@ -99,22 +98,20 @@ PlanGuard.__init__ = _remembered  # type: ignore[method-assign]
 @pytest.fixture(autouse=True)
 def no_overrides() -> None:
     """A process remembers the consumers that live workers had, what was set for queues, which statements the planner
-    would sort, and up to where each queue is empty: those of another test are none of this one's, whose seqs may begin
-    at 1 again."""
-    low_water_marks._marks.clear()
-    validation.forget()
-    fanout.forget()
+    would sort, which delayed stores are open, and up to where each queue is empty: those of another test are none of
+    this one's, whose seqs may begin at 1 again."""
     for alias in connections:
         overrides.load(alias, {})  # the values of statements until a test loads others
-    overrides.forget()
+    reset_caches()
     for order in _orders:
         _begin(order)
 
 
 @pytest.fixture
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_consumers() -> Iterator[None]:
     """Only the consumers that the test registers."""
-    monkeypatch.setattr(registered, "_by_queue", {})
+    with registered.isolated():
+        yield
 
 
 @pytest.fixture

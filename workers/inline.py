@@ -381,7 +381,7 @@ def _subscribed(state: QueueState) -> Iterator[None]:
             ):
                 pass
             rows.filter(pk=state.subscriber).delete()
-            barriers.forget(alias, state.subscriber)
+            barriers.forget_subscriber(alias, state.subscriber)
 
 
 @contextmanager

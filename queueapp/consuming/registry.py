@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .. import messages
@@ -58,6 +59,15 @@ class Registry:
         with self._lock:
             for registrations in self._by_queue.values():
                 registrations.pop(name, None)
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Within the block only the consumers that it registers; afterwards those of before (tests)."""
+        before, self._by_queue = self._by_queue, {}
+        try:
+            yield
+        finally:
+            self._by_queue = before
 
     def of(self, queue: Any) -> list[Registration]:
         """The consumers of a queue in the order of registration."""

@@ -129,6 +129,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def forget() -> None:
+    """Load every store anew at its next use (tests)."""
+    _store.cache_clear()
+
+
 def _opening_of(alias: str) -> _Opening:
     with _making:
         return _store(settings.DELAYED_STORE, alias)

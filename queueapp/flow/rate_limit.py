@@ -120,3 +120,8 @@ def rate_limit_of(queue: Any, alias: str) -> RateLimit:
     """The limit of a queue with a ``rate``, one in a process."""
     key = queue._meta.label, alias, queue.delivery.rate, queue.delivery.rate_burst
     return _of.get(key) or _of.setdefault(key, RateLimit(queue, alias))
+
+
+def forget() -> None:
+    """Clear the cache (tests)."""
+    _of.clear()

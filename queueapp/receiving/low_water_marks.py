@@ -330,6 +330,11 @@ def marks_of(
     return marks
 
 
+def forget() -> None:
+    """Begin at zero again in every queue (tests)."""
+    _marks.clear()
+
+
 def retreat_marks(queue: Any, alias: str, seqs: Sequence[int]) -> None:
     """Rows of this queue came back in this process: lower every mark above them."""
     for (table, at, _), marks in list(_marks.items()):

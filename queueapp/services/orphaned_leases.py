@@ -75,7 +75,7 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
             continue
         is_back = Subscriber.objects.using(alias).filter(pk=row.pk, alive_until__gte=Now()).exists()
         if not is_back and _has_barriers(row):
-            barriers.forget(alias, row.pk)
+            barriers.forget_subscriber(alias, row.pk)
         # Last: if this process dies before, the next maintenance process finds the row and repeats all of it.
         _if_dead(alias, row).delete()
         limit_note = f", {spent} of them of messages that have reached a limit of their queue" if spent else ""

@@ -18,13 +18,17 @@ from asgiref.sync import sync_to_async
 from django.db import connections, models
 from django.db.models import F
 
-from .. import delayed, inline
+from .. import delayed, inline, notifier, overrides
 from ..consuming.registration import unwrap
 from ..consuming.registry import registered
+from ..delayed import loading
+from ..flow import rate_limit
 from ..inline import Outcome
 from ..models import DeferredAck, DelayedMessage, ForwardedMessage, PoisonMessage, Subscriber
+from ..receiving import barriers, low_water_marks
 from ..registry import queues
 from ..schedules import declarations, stored
+from ..sending import fanout, validation
 from ..sending.isolation import close_isolated
 from ..sending.validation import alias_of
 from ..sql.claims import LAST_END
@@ -269,6 +273,16 @@ class QueueTestMixin:
     def queues(self) -> Kit:
         """What this test does with queues."""
         return Kit()
+
+
+def reset_caches() -> None:
+    """Forget what this process has learnt of queues and of other processes: up to where a queue is empty, consumers,
+    overrides, rates, the last notifications, opened delayed stores.
+
+    For a test that empties a queue's table by SQL, or changes ``DELAYED_STORE``.
+    """
+    for module in (low_water_marks, barriers, validation, fanout, overrides, rate_limit, notifier, loading):
+        module.forget()
 
 
 _MODELS = (ForwardedMessage, DeferredAck, DelayedMessage, PoisonMessage, Subscriber)

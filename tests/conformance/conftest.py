@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from queueapp.consuming.registry import registered
 from tests.conformance.endpoint import Endpoint
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, starting_workers
@@ -41,13 +40,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def endpoint(
     request: pytest.FixtureRequest,
     settings: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    no_consumers: None,
     caplog: pytest.LogCaptureFixture,
 ) -> Iterator[Endpoint]:
     """A queue without messages and without consumers, on one database in one semantics."""
     queue, alias = request.param
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
-    monkeypatch.setattr(registered, "_by_queue", {})
     endpoint = Endpoint(queue, alias, tag=request.node.name[:100])
     caplog.set_level(logging.INFO)
     yield endpoint

@@ -55,7 +55,7 @@ def empty(queue: Any) -> None:
     for sql in connection.ops.sql_flush(no_style(), [queue._meta.db_table], reset_sequences=True):
         with connection.cursor() as cursor:
             cursor.execute(sql)
-    low_water_marks._marks.clear()
+    low_water_marks.forget()
 
 
 @dataclass

@@ -18,7 +18,6 @@ import pytest
 from django.db import connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, consumer, delayed
-from queueapp.consuming.registry import registered
 from queueapp.failures import poison_operations
 from queueapp.messages import new_id
 from queueapp.models import DelayedMessage, Now, PoisonMessage
@@ -42,10 +41,9 @@ class New(msgspec.Struct):
 
 
 @pytest.fixture
-def calls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def calls(settings: Any, no_consumers: None) -> list[tuple[str, int]]:
     """No consumers but those of the test; (consumer, number) of each call."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
-    monkeypatch.setattr(registered, "_by_queue", {})
     return []
 
 

@@ -13,7 +13,6 @@ from django.db import connections, transaction
 
 import queueapp
 from queueapp import InvalidOption, consumer, messages, set_consumer
-from queueapp.consuming.registry import registered
 from queueapp.contrib.tasks.serialization import stored_arguments
 from queueapp.encryption import keyring
 from queueapp.errors import InvalidMessage
@@ -36,9 +35,8 @@ QUEUES = [Leased, Smaller, Packed, SecretOnce, SecretTransactional]
 
 
 @pytest.fixture(autouse=True)
-def keys(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def keys(settings: Any, no_consumers: None) -> Iterator[None]:
     settings.QUEUEAPP = {"KEYRING": lambda: {"only": bytes(range(32))}, "RETRY_DELAY": 0}
-    monkeypatch.setattr(registered, "_by_queue", {})
     yield
     keyring.forget()
 

@@ -21,7 +21,6 @@ from kombu.utils.json import dumps, loads
 
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
 from queueapp import InvalidMessage, consumer, messages, publish, publish_many
-from queueapp.consuming.registry import registered
 from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.contrib.celery.serialization import fields_of
 from queueapp.contrib.tasks.compat import InvalidTask, normalize_json
@@ -314,9 +313,8 @@ def test_envelope_of_kombu_is_bounded(options: dict[str, Any], expected: tuple[i
     ],
 )
 def test_row_by_sql_with_an_odd_envelope_ends_and_holds_up_no_other(
-    queue_kit: Kit, monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any]
+    queue_kit: Kit, no_consumers: None, columns: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
     handled: list[Any] = []
 
     @consumer(Leased, name="odd", attempts=1)

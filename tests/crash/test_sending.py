@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from django.db import Error, OperationalError, connection, transaction
 
-from queueapp import notifier
 from tests.kill_session import session_of
 from tests.testapp.models import Leased
 
@@ -13,12 +12,6 @@ from .rig.scene import Scene
 from .rig.servers import on_both
 from .rig.waiting import wait_until
 from .workload.messages import Act
-
-
-@pytest.fixture(autouse=True)
-def _no_throttle() -> None:
-    """Each send wakes, as the first one of a process does."""
-    notifier._rhythms.clear()
 
 
 def kill(scene: Scene, session: int) -> None:

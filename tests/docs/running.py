@@ -42,7 +42,7 @@ def run_blocks(page: Path, before: Callable[[Block], None] = lambda block: None)
     with each block before it runs."""
     module = ModuleType("tests.guide_app.models")
     sys.modules[module.__name__] = module
-    known, schedules = set(registry.queues._by_label), dict(declared)
+    known, schedules = set(registry.queues), dict(declared)
     try:
         for block in blocks(page, "python"):
             before(block)
@@ -54,9 +54,10 @@ def run_blocks(page: Path, before: Callable[[Block], None] = lambda block: None)
         for name in declared.keys() - schedules.keys():
             del declared[name]
         with connection.schema_editor() as editor:
-            for label in set(registry.queues._by_label) - known:
-                queue = registry.queues._by_label.pop(label)
-                registered._by_queue.pop(label, None)
+            for queue in set(registry.queues) - known:
+                registry.queues.remove(queue)
+                for registration in registered.of(queue):
+                    registered.remove(registration.name)
                 apps.all_models["shop"].pop(queue._meta.model_name, None)
                 if queue._meta.managed:
                     editor.delete_model(queue)

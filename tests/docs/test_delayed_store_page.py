@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unittest
 import uuid
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,13 +49,10 @@ def test_the_suite_runs_under_unittest_as_the_page_states(monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def configured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def configured(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The project uses this store."""
     monkeypatch.setattr("tests.docs.FileStore", FileStore, raising=False)
-    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.docs.FileStore", "DISPATCH_INTERVAL": 0.05}
-    yield
-    delayed.loading._store.cache_clear()
 
 
 @pytest.mark.usefixtures("configured")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from queueapp.consuming.registry import registered
 from queueapp.contrib.tasks import consumers
 from queueapp.contrib.tasks.models import TaskQueue
 from queueapp.contrib.tasks.task_options import OPTIONS
@@ -22,7 +21,7 @@ PAGE = DOCS / "howto/tasks.md"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_blocks_of_the_page_run(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_the_page_run(settings: Any, monkeypatch: pytest.MonkeyPatch, no_consumers: None) -> None:
     if find_spec("django.tasks") is None:
         monkeypatch.setitem(sys.modules, "django.tasks", import_module("django_tasks"))
     shown: dict[str, Any] = {}
@@ -30,7 +29,6 @@ def test_the_blocks_of_the_page_run(settings: Any, monkeypatch: pytest.MonkeyPat
     assert set(shown["INSTALLED_APPS"]) <= {*settings.INSTALLED_APPS, "queueapp.workers"}
     settings.TASKS = shown["TASKS"]
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1}
-    monkeypatch.setattr(registered, "_by_queue", {})
     with run_blocks(PAGE) as module:
         consumers.install()
         worker = Worker(TaskQueue).start()

@@ -12,7 +12,6 @@ from django.test import override_settings
 
 from queueapp import Context, consumer, inline
 from queueapp.checks import check_checkpoints, check_queues, check_settings, check_tables
-from queueapp.consuming.registry import registered
 from queueapp.models import TableOptions
 from tests.in_process_worker import real_commits
 from tests.testapp.models import AtMostOnce, Leased, Short, Transactional, Urgent
@@ -95,8 +94,9 @@ def test_a_peek_delay_longer_than_the_expiration_is_warned_about(monkeypatch: py
     assert "testapp.Short" in found.msg
 
 
-def test_a_time_limit_longer_than_an_unrenewed_lease_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_a_time_limit_longer_than_an_unrenewed_lease_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, no_consumers: None
+) -> None:
     monkeypatch.setattr(Leased.delivery, "renew_leases", False)
 
     def handle(message: Any) -> None: ...
@@ -163,8 +163,7 @@ def test_eager_mode_without_the_workers_app_is_an_error(monkeypatch: pytest.Monk
         assert "queueapp.E008" in [finding.id for finding in check_settings()]
 
 
-def test_a_checkpoint_where_nothing_can_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_a_checkpoint_where_nothing_can_be_kept_is_a_warning(no_consumers: None) -> None:
 
     def keep(message: dict, context: Context) -> None:
         def inner() -> None:

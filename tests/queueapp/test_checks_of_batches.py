@@ -50,15 +50,15 @@ def test_options_that_contradict_each_other(
 
 
 @pytest.mark.parametrize(("queue", "expected"), [(ForeignPostgres, "queueapp.E091"), (CappedEach, "queueapp.W091")])
-def test_batches_that_a_queue_cannot_give(monkeypatch: pytest.MonkeyPatch, queue: Any, expected: str) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_batches_that_a_queue_cannot_give(no_consumers: None, queue: Any, expected: str) -> None:
     registered.add(Registration(queue, "several", dict, lambda messages: None, {"batch": 500}))
 
     assert ids(queue) == [expected]
 
 
-def test_a_limit_of_a_consumer_where_messages_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_a_limit_of_a_consumer_where_messages_are_shared_out(
+    monkeypatch: pytest.MonkeyPatch, no_consumers: None
+) -> None:
     registered.add(Registration(Addressed, "limited", dict, lambda message: None, {"concurrency": 2}))
     assert ids(Addressed) == []
 

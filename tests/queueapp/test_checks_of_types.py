@@ -12,7 +12,6 @@ from django.test.utils import isolate_apps
 
 from queueapp import Delivery, InvalidOption, Queue, checks, consumer, message_type, upcast
 from queueapp.checks import consumers
-from queueapp.consuming.registry import registered
 from queueapp.registry import queues
 from tests.testapp.models import Addressed, Interop, Leased, SecretOnce
 
@@ -27,8 +26,7 @@ def _same(body: Any) -> Any:
     return body
 
 
-def test_versions_without_an_upcast_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_versions_without_an_upcast_are_reported(no_consumers: None) -> None:
     assert checks.check_versions() == []
 
     @consumer(Leased)
@@ -94,10 +92,9 @@ def test_keys_that_a_queue_cannot_have_are_errors(monkeypatch: pytest.MonkeyPatc
     assert ids(checks.check_dedupe()) == ["queueapp.E086", "queueapp.E087"]
 
 
-def test_field_of_a_queue_whose_value_is_made_in_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_field_of_a_queue_whose_value_is_made_in_python_is_an_error() -> None:
     assert checks.check_fields() == []
-    monkeypatch.setattr(queues, "_by_label", {})
-    with isolate_apps("tests.testapp"):
+    with queues.isolated(), isolate_apps("tests.testapp"):
 
         class Tagged(Queue):
             tag = models.UUIDField(default=uuid.uuid4)
@@ -108,7 +105,7 @@ def test_field_of_a_queue_whose_value_is_made_in_python_is_an_error(monkeypatch:
             class Meta:
                 app_label = "testapp"
 
-    found = checks.check_fields()
+        found = checks.check_fields()
 
     assert ids(found) == ["queueapp.E011", "queueapp.E011"]
     assert [finding.msg.split()[0] for finding in found] == ["testapp.Tagged.tag", "testapp.Tagged.place"]

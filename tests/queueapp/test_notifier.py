@@ -30,7 +30,6 @@ pytestmark = real_commits
 def unthrottled(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
     wakeable("default")
     settings.QUEUEAPP = {"NOTIFY_INTERVAL": 0.001}
-    monkeypatch.setattr(notifier, "_rhythms", {})
     yield
     close_isolated()
 
@@ -175,7 +174,7 @@ def test_whichever_savepoints_roll_back_what_is_committed_wakes(ear: Ear, block:
             transaction.set_rollback(rolls_back)
         return any(sent) and not rolls_back
 
-    notifier._rhythms.clear()
+    notifier.forget()
 
     stays = run(block)
 

@@ -234,7 +234,7 @@ def _deregister(queue: Any, alias: str, key: uuid.UUID) -> None:
                 deadline.restart()
             notifier.sent(queue, connection)
         if sql.table.barriers:
-            barriers.forget(alias, key)
+            barriers.forget_subscriber(alias, key)
         Subscriber.objects.using(alias).filter(pk=key).delete()
 
 

@@ -113,7 +113,7 @@ class Heartbeat(Service):
                 rows.delete()
                 for pump in self._pumps:
                     if pump.state.barriers is not None:
-                        barriers.forget(self.alias, pump.subscriber)
+                        barriers.forget_subscriber(self.alias, pump.subscriber)
         except Error as error:
             log.warning(
                 "This process could not deregister from %r; others see it as dead in %.0f s: %s",

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from queueapp import Context, InvalidMessage, InvalidOption, consumer
-from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import Now
 from tests.conformance.endpoint import Endpoint, Note, modes
@@ -27,10 +26,9 @@ class Unrelated(msgspec.Struct):
 
 
 @pytest.fixture
-def calls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def calls(settings: Any, no_consumers: None) -> list[tuple[str, int]]:
     """No consumers but those of the test; (consumer, number) of each call."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
-    monkeypatch.setattr(registered, "_by_queue", {})
     return []
 
 

@@ -13,7 +13,6 @@ import pytest
 from django.db import connections, transaction
 
 from queueapp import Context, RetryLater, consumer
-from queueapp.consuming.registry import registered
 from queueapp.models import BarrierDelivery, DelayedMessage, PoisonMessage
 from queueapp.receiving import barriers
 from queueapp.sql import queue_sql
@@ -100,10 +99,8 @@ class Field:
 
 
 @pytest.fixture
-def field(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
+def field(request: pytest.FixtureRequest, settings: Any, no_consumers: None) -> Iterator[Field]:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
-    monkeypatch.setattr(registered, "_by_queue", {})
-    monkeypatch.setattr(barriers, "_none_below", {})
     field = Field(*request.param)
     yield field
     field.close()

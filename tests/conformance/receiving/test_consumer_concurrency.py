@@ -10,7 +10,6 @@ import pytest
 
 from queueapp import BatchContext, Context, InvalidOption, consumer
 from queueapp.consuming.registration import Registration
-from queueapp.consuming.registry import registered
 from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import PoisonMessage
 from queueapp.sql.claims import RECIPIENT, SEQ
@@ -27,11 +26,10 @@ pytestmark = real_commits
 
 
 @pytest.fixture(autouse=True)
-def no_polling(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_polling(settings: Any, no_consumers: None) -> None:
     """No consumers but those of the test; and what waits for a place is not found by the next look, which no test waits
     for."""
     settings.QUEUEAPP = {"PEEK_DELAY": 3600, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
-    monkeypatch.setattr(registered, "_by_queue", {})
 
 
 def note(numbers: list[int]) -> Any:

@@ -33,10 +33,9 @@ pytestmark = real_commits
 
 
 @pytest.fixture
-def calls(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def calls(settings: Any, no_consumers: None) -> list[tuple[str, int]]:
     """No consumers but those of the test; (consumer, number) of each call."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "DISPATCH_INTERVAL": 0.1}
-    monkeypatch.setattr(registered, "_by_queue", {})
     return []
 
 

@@ -11,7 +11,6 @@ import pytest
 from django.db import connections
 
 from queueapp import Context, consumer, messages
-from queueapp.consuming.registry import registered
 from queueapp.messages import encode
 from queueapp.sql import queue_sql
 from queueapp.sql.message_columns import Outgoing, Row
@@ -74,9 +73,8 @@ class Market:
 
 
 @pytest.fixture
-def market(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
+def market(request: pytest.FixtureRequest, settings: Any, no_consumers: None) -> Iterator[Market]:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
-    monkeypatch.setattr(registered, "_by_queue", {})
     market = Market(*request.param)
     yield market
     market.close()

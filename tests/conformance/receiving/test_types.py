@@ -54,10 +54,9 @@ def _to_3(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def own_consumers(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_consumers(settings: Any, no_consumers: None) -> None:
     """No consumers but those of the test."""
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
-    monkeypatch.setattr(registered, "_by_queue", {})
 
 
 def noted(queue: Any, cls: Any, name: str, calls: list[Any], **options: Any) -> None:

@@ -50,9 +50,8 @@ KEYED = [Keyed, KeyedTransactional, KeyedOnce]
 
 
 @pytest.fixture(autouse=True)
-def own_consumers(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_consumers(settings: Any, no_consumers: None) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0}
-    monkeypatch.setattr(registered, "_by_queue", {})
 
 
 def body(n: int, key: str | None = None) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from queueapp import (
     publish,
     publish_many,
 )
-from queueapp.consuming.registry import registered
 from queueapp.encryption import erase_subject, keyring, rewrap_subject_keys
 from queueapp.errors import ErasedMessage
 from queueapp.failures import poison_operations
@@ -50,11 +49,10 @@ KEYS = {"new": bytes(range(32)), "old": bytes(range(32, 64))}
 
 
 @pytest.fixture(autouse=True)
-def keys(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+def keys(settings: Any, monkeypatch: pytest.MonkeyPatch, no_consumers: None) -> Iterator[dict[str, bytes]]:
     """The keyring of the test, and no consumers but its own."""
     ring = dict(KEYS)
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "RETRY_DELAY": 0, "ATTEMPTS": 2, "KEYRING": lambda: ring}
-    monkeypatch.setattr(registered, "_by_queue", {})
     monkeypatch.setattr(keyring, "KEPT", 0.0)
     monkeypatch.setattr(keyring, "PATIENCE", 0.0)
     yield ring

@@ -1,6 +1,6 @@
 """The delayed messages: list, page, dispatch now, cancel."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -114,13 +114,10 @@ def test_no_user_can_add_or_edit_a_delayed_message(operator: Client, numbers: li
 
 
 @pytest.fixture
-def other_store(settings: Any) -> Iterator[None]:
+def other_store(settings: Any) -> None:
     """What is sent with a delay is kept by a store of a third party."""
     WholeStore.reset()
-    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.WholeStore"}
-    yield
-    delayed.loading._store.cache_clear()
 
 
 @pytest.mark.usefixtures("other_store")
@@ -143,7 +140,6 @@ def test_a_list_of_all_has_no_note(operator: Client) -> None:
 
 
 def test_a_store_that_is_none_does_not_break_the_list(operator: Client, settings: Any) -> None:
-    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "shop.nowhere.Store"}
     (note,) = notes(operator.get(url(DelayedMessage)))
     assert "shop.nowhere.Store" in note

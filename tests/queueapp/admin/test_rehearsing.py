@@ -10,7 +10,6 @@ import pytest
 from django.test import Client
 
 from queueapp import consumer
-from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage
 from tests.testapp.models import Effect, Leased
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def message(monkeypatch: pytest.MonkeyPatch) -> PoisonMessage:
+def message(no_consumers: None) -> PoisonMessage:
     """A poison message whose handler writes, sends, and raises for a body of 1."""
 
     def handle(body: Any) -> None:
@@ -29,7 +28,6 @@ def message(monkeypatch: pytest.MonkeyPatch) -> PoisonMessage:
         if body == 1:
             raise ValueError("<script>alert(1)</script>")
 
-    monkeypatch.setitem(registered._by_queue, Leased._meta.label, {})
     consumer(Leased, name="rehearsed")(handle)
     return PoisonMessage.objects.create(
         message_id=uuid.uuid4(), queue="testapp.Leased", reason="r", headers="{}", body=b"1"

@@ -40,8 +40,7 @@ def in_tenant(context: Any) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def within(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def within(no_consumers: None, settings: Any) -> None:
     settings.QUEUEAPP = {"HANDLER_CONTEXT_MANAGER": f"{__name__}.in_tenant", "ATTEMPTS": 1, "PEEK_DELAY": 0.1}
     seen.clear()
 

@@ -14,8 +14,8 @@ from tests.testapp.models import Leased
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 def lists(messages: list[Nop], context: BatchContext) -> None: ...

@@ -29,8 +29,8 @@ class Invoice:
 
 
 @pytest.fixture(autouse=True)
-def only_those_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def only_those_of_the_test(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 def only() -> Any:

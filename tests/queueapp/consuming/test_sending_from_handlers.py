@@ -14,7 +14,6 @@ from django.test import override_settings
 
 from queueapp import Context, InvalidMessage, Queue, QueueNotFound, RetryNow, consumer, publish, publish_many
 from queueapp.consuming.context import context_of, handling
-from queueapp.consuming.registry import registered
 from queueapp.registry import queues
 from queueapp.testing import Kit
 from tests.databases import DATABASES, marks_of
@@ -27,8 +26,8 @@ class Asked(msgspec.Struct):
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 def only(kit: Kit, queue: Any) -> Any:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from queueapp import delayed
 from tests.crash.conftest import scene, server, two  # noqa: F401 (two databases, and a server of their own)
 from tests.queueapp.delayed.stores import SampleStore, WholeStore
 
 
 @pytest.fixture
-def _fresh_stores() -> Iterator[None]:
+def _fresh_stores() -> None:
     SampleStore.reset()
     WholeStore.reset()
-    delayed.loading._store.cache_clear()
-    yield
-    delayed.loading._store.cache_clear()
 
 
 @pytest.fixture

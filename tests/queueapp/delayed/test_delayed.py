@@ -328,7 +328,6 @@ class ListStore(DelayedStore):
 
 @pytest.fixture
 def lists(settings: Any) -> ListStore:
-    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.test_delayed.ListStore"}
     store = store_of("default")
     assert isinstance(store, ListStore)

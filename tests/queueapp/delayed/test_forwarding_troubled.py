@@ -219,11 +219,8 @@ class Derived(SqlDelayedStore):
 
 
 @pytest.fixture
-def derived(settings: Any) -> Iterator[None]:
-    delayed.loading._store.cache_clear()
+def derived(settings: Any) -> None:
     settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Derived", "DISPATCH_INTERVAL": 60}
-    yield
-    delayed.loading._store.cache_clear()
 
 
 @pytest.mark.usefixtures("derived")

@@ -17,6 +17,7 @@ from queueapp.errors import SemanticsRefused
 from queueapp.models.delivery import Semantics
 from queueapp.registry import queues
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
+from queueapp.testing import reset_caches
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.delayed.stores import SampleStore
 from tests.testapp.models import AtMostOnce, Leased, Transactional
@@ -144,15 +145,12 @@ def test_a_forked_child_opens_one_of_its_own(sample: Sample) -> None:
     assert delayed.store_of("default") is first
 
 
-def test_the_dispatcher_opens_it_for_the_strongest_of_its_queues(
-    sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_dispatcher_opens_it_for_the_strongest_of_its_queues(sample: Sample) -> None:
     assert delayed.open_for_dispatch("default")[1] is Semantics.TRANSACTIONAL
-    delayed.loading._store.cache_clear()
+    reset_caches()
     sample.opened = []
-    monkeypatch.setattr(queues, "_by_label", {"testapp.Leased": queues._by_label["testapp.Leased"]})
-
-    assert delayed.open_for_dispatch("default")[1] is Semantics.AT_LEAST_ONCE
+    with queues.isolated(Leased):
+        assert delayed.open_for_dispatch("default")[1] is Semantics.AT_LEAST_ONCE
 
     assert modes(sample) == [Semantics.AT_LEAST_ONCE]
 

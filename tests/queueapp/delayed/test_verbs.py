@@ -10,7 +10,6 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from queueapp import consumer, delayed
-from queueapp.consuming.registry import registered
 from queueapp.errors import MissingVerb
 from queueapp.models import DelayedMessage, Now
 from queueapp.operations.statistics import LIMIT, queue_stats
@@ -156,8 +155,7 @@ def test_until_empty_does_not_end_while_the_store_is_away(whole: Whole) -> None:
     assert not rest.hopeless
 
 
-def test_until_empty_is_refused_where_the_store_cannot_count(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_until_empty_is_refused_where_the_store_cannot_count(sample: Sample, no_consumers: None) -> None:
 
     @consumer(Leased)
     def anything(message: object) -> None: ...

@@ -11,7 +11,6 @@ import pytest
 from django.db import connections, transaction
 
 from queueapp import Context, QueueNotFound, consumer
-from queueapp.consuming.registry import registered
 from queueapp.failures import poison_operations
 from queueapp.failures.history import attempts_of, read_failures
 from queueapp.models import Now, PoisonMessage
@@ -126,9 +125,8 @@ def test_a_queue_that_is_no_more_is_named_and_its_messages_stay() -> None:
     assert not Leased.objects.exists()
 
 
-def test_counts_may_be_kept_and_leave_one_attempt(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+def test_counts_may_be_kept_and_leave_one_attempt(no_consumers: None, settings: Any) -> None:
     settings.QUEUEAPP = {"ATTEMPTS": 3}
-    monkeypatch.setattr(registered, "_by_queue", {})
 
     def handle(message: Any, context: Context) -> None: ...
 

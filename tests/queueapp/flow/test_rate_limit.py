@@ -11,7 +11,6 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from queueapp import InvalidOption, Queue
-from queueapp.flow import rate_limit
 from queueapp.flow.rate_limit import RateLimit, rate_limit_of
 from queueapp.models import TokenBucket
 from queueapp.models.delivery.options import per_second
@@ -26,9 +25,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def limit(alias: str, delivery: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def limit(alias: str, delivery: Any) -> Any:
     """Makes the limit of a process on ``Leased``."""
-    monkeypatch.setattr(rate_limit, "_of", {})
 
     def make(rate: str, burst: int | None = None) -> RateLimit:
         delivery(Leased, rate=rate, rate_burst=burst)
@@ -120,8 +118,7 @@ def test_receive_gets_as_many_as_the_rate_allows(limit: Any, alias: str) -> None
             assert len(third) == 0
 
 
-def test_a_rollback_gives_no_token_back(alias: str, delivery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_of", {})
+def test_a_rollback_gives_no_token_back(alias: str, delivery: Any) -> None:
     delivery(RatedTransactional, rate="6/h", rate_burst=3)
     RatedTransactional.send_many(({"n": n} for n in range(9)), using=alias)
 

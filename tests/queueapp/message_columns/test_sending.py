@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from queueapp import delayed, messages
+from queueapp import messages
 from queueapp.consuming.registry import registered
 from queueapp.delayed import Delayed, DelayedStore, SqlDelayedStore, dispatch_due, dispatch_next, store_of
 from queueapp.models import DelayedMessage, PoisonMessage
@@ -101,11 +100,9 @@ class Elsewhere(DelayedStore):
 
 
 @pytest.fixture
-def elsewhere(settings: Any) -> Iterator[DelayedStore]:
-    delayed.loading._store.cache_clear()
+def elsewhere(settings: Any) -> DelayedStore:
     settings.QUEUEAPP = {"DELAYED_STORE": f"{__name__}.Elsewhere"}
-    yield store_of("default")
-    delayed.loading._store.cache_clear()
+    return store_of("default")
 
 
 @real_commits

@@ -30,10 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Model .* was already registered"
 
 
 @pytest.fixture(autouse=True)
-def queues_of_the_test_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def queues_of_the_test_only() -> Iterator[None]:
     """Queues that a test defines are forgotten with it."""
-    monkeypatch.setattr(registry.queues, "_by_label", dict(registry.queues._by_label))
-    with isolate_apps("tests.testapp"):
+    with registry.queues.isolated(*registry.queues), isolate_apps("tests.testapp"):
         yield
 
 

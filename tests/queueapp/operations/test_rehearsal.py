@@ -18,7 +18,6 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 
 from queueapp import BatchContext, Context, QueueError, RehearsalRefused, consumer, rehearse, set_consumer
-from queueapp.consuming.registry import registered
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.operations.rehearsal import RowsChanged
 from tests.in_process_worker import real_commits
@@ -47,11 +46,10 @@ def queue(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def handled_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+def handled_by(no_consumers: None) -> Any:
     """Registers a handler of untyped messages as the only one of a queue."""
 
     def register(queue: Any, handler: Any, **options: Any) -> None:
-        monkeypatch.setitem(registered._by_queue, queue._meta.label, {})
         consumer(queue, name=f"rehearsed {queue.__name__}", **options)(handler)
 
     return register
@@ -246,8 +244,7 @@ def test_batches_and_messages_for_one_of_several_consumers(handled_by: Any) -> N
     assert not rehearse(row, consumer="another").succeeded
 
 
-def test_a_set_consumer_cannot_be_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registered._by_queue, InSets._meta.label, {})
+def test_a_set_consumer_cannot_be_rehearsed(no_consumers: None) -> None:
     set_consumer(InSets, name="sets")(lambda messages: None)
 
     with pytest.raises(QueueError, match="set consumer"):

@@ -31,9 +31,8 @@ KIND = "tests.testapp.messages.Nop"
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_consumers(no_consumers: None) -> None:
     """Only the consumers that the test registers."""
-    monkeypatch.setattr(registered, "_by_queue", {})
 
 
 def have(*names: str, queue: Any = Addressed) -> None:

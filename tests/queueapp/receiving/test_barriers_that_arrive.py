@@ -24,11 +24,6 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def nothing_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barriers, "_none_below", {})
-
-
 def insert_rows(alias: str, *rows: tuple[bytes, bool]) -> None:
     """As a queue is filled from the journal, or as what is due arrives from another database."""
     connection = connections[alias]

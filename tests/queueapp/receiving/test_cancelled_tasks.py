@@ -21,7 +21,6 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from queueapp import Context, LeaseLost, consumer
-from queueapp.consuming.registry import registered
 from queueapp.consuming.shielded import run_shielded
 from queueapp.models import Now
 from queueapp.receiving.receive import Receive
@@ -316,8 +315,8 @@ def test_what_the_thread_raised_is_raised() -> None:
 
 
 @pytest.fixture
-def no_other_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_other_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 @pytest.mark.usefixtures("no_other_consumers")

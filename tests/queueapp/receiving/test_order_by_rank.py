@@ -141,7 +141,7 @@ def test_priority_of_64_bits_passes_through_the_stores(alias: str) -> None:
 def test_priority_order_is_that_of_a_sorted_list(alias: str, steps: list[tuple[str, Any]]) -> None:
     """Whatever is sent, taken and given back in between."""
     Ranked.objects.using(alias).all().delete()
-    low_water_marks._marks.clear()
+    low_water_marks.forget()
     expected: list[tuple[int, int]] = []
     for verb, of_it in [*steps, ("take", 300)]:
         if verb == "send":

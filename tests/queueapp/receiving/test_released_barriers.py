@@ -22,11 +22,6 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def nothing_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(barriers, "_none_below", {})
-
-
 def subscriber(alias: str, alive: timedelta = timedelta(minutes=5), **options: Any) -> uuid.UUID:
     identity = uuid.uuid4()
     Subscriber.objects.using(alias).create(

@@ -18,7 +18,6 @@ from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
 from queueapp import Context, InvalidMessage, InvalidOption, NoReply, QueueError, arequest, consumer, request
-from queueapp.consuming.registry import registered
 from queueapp.receiving import request_reply
 from tests.databases import DATABASES, marks_of
 from tests.in_process_worker import Worker, eventually, real_commits
@@ -35,8 +34,8 @@ class Sum(msgspec.Struct):
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 @pytest.fixture

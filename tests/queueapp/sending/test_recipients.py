@@ -11,7 +11,6 @@ import pytest
 from django.db import connection, transaction
 
 from queueapp import consumer
-from queueapp.consuming.registry import registered
 from queueapp.errors import InvalidMessage
 from queueapp.models import Now, Subscriber, Subscription
 from queueapp.sending import validation
@@ -23,9 +22,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_consumers(no_consumers: None) -> None:
     """Only the consumers that the test registers."""
-    monkeypatch.setattr(registered, "_by_queue", {})
 
 
 def live(*names: str, **more: Any) -> Subscriber:

@@ -15,7 +15,6 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from queueapp import InvalidMessage, consumer
-from queueapp.consuming.registry import registered
 from queueapp.delayed.dispatch import dispatch_due
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
@@ -121,8 +120,7 @@ def test_async_code_sends_too() -> None:
 
 
 @pytest.fixture
-def two_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def two_consumers(no_consumers: None) -> None:
     for name in ("first", "second"):
 
         def handle(message: Ping) -> None: ...

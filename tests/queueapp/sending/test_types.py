@@ -118,9 +118,8 @@ def test_a_type_that_a_consumer_takes_or_that_is_addressed_is_none(caplog: pytes
 
 
 def test_a_process_without_consumers_of_the_queue_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    no_consumers: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
     with caplog.at_level(logging.WARNING, "queueapp"):
         Urgent.send(b"{}", headers={"type": "Acme.Misspelt"})
 

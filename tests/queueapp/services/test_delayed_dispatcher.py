@@ -119,27 +119,26 @@ def test_a_leader_that_stops_hands_over_at_once(start: Start) -> None:
     eventually(lambda: second.elector.is_leader)
 
 
-def test_two_projects_on_one_database_each_dispatch_their_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_projects_on_one_database_each_dispatch_their_own(start: Start) -> None:
     """Neither touches what is addressed to the other, and neither has to wait for the other's lease to expire."""
     store(3)
     store(3, queue=AtMostOnce)
-    both = queues._by_label
-    monkeypatch.setattr(queues, "_by_label", {"testapp.Leased": both["testapp.Leased"]})
-    first = start()
-    eventually(lambda: Leased.objects.count() == 3)
-    looked = first.elector._renew_at
-    first.elector._renew_at = 0.0
-    eventually(lambda: first.elector._renew_at > looked)
-    assert DelayedMessage.objects.filter(destination="testapp.AtMostOnce", retries=0).count() == 3
+    with queues.isolated(Leased):
+        first = start()
+        eventually(lambda: Leased.objects.count() == 3)
+        looked = first.elector._renew_at
+        first.elector._renew_at = 0.0
+        eventually(lambda: first.elector._renew_at > looked)
+        assert DelayedMessage.objects.filter(destination="testapp.AtMostOnce", retries=0).count() == 3
 
-    monkeypatch.setattr(queues, "_by_label", {"testapp.AtMostOnce": both["testapp.AtMostOnce"]})
-    second = start()
-    eventually(lambda: AtMostOnce.objects.count() == 3)
+    with queues.isolated(AtMostOnce):
+        second = start()
+        eventually(lambda: AtMostOnce.objects.count() == 3)
 
-    eventually(lambda: first.elector.is_leader)
-    eventually(lambda: second.elector.is_leader)
-    assert not PoisonMessage.objects.exists()
-    assert not DelayedMessage.objects.exists()
+        eventually(lambda: first.elector.is_leader)
+        eventually(lambda: second.elector.is_leader)
+        assert not PoisonMessage.objects.exists()
+        assert not DelayedMessage.objects.exists()
 
 
 def test_undeliverable_messages_neither_block_nor_wake_the_dispatcher(start: Start, settings: Any) -> None:

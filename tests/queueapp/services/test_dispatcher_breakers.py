@@ -44,12 +44,10 @@ def start(settings: Any) -> Iterator[Start]:
 
 
 @pytest.fixture
-def sample(settings: Any) -> Iterator[type[SampleStore]]:
+def sample(settings: Any) -> type[SampleStore]:
     SampleStore.reset()
-    delayed.loading._store.cache_clear()
     settings.QUEUEAPP = {"DELAYED_STORE": "tests.queueapp.delayed.stores.SampleStore"}
-    yield SampleStore
-    delayed.loading._store.cache_clear()
+    return SampleStore
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ def only_wake_ups(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is not woken sleeps for an hour; no throttle is left over from another test."""
     wakeable("default")
     settings.QUEUEAPP = {"PEEK_DELAY": 3600}
-    monkeypatch.setattr(notifier, "_rhythms", {})
 
 
 @pytest.fixture

@@ -151,7 +151,6 @@ def test_a_sender_that_found_no_listener_does_nothing_more_for_minutes(
     backend, now = SqlServerBackend(), [1000.0]
     monkeypatch.setattr(service_broker, "monotonic", lambda: now[0])
     monkeypatch.setattr(notifier, "backend_of", lambda connection: backend)
-    monkeypatch.setattr(notifier, "_rhythms", {})
     recorder = Recorder(answers=[[(None,)], [(None,)], [(7,)]])
     connection = never_connected(recorder)
     connection.in_atomic_block = False

@@ -21,8 +21,8 @@ SEMANTICS = (Leased, Transactional, AtMostOnce)
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 def effects() -> list[str]:
@@ -108,12 +108,13 @@ def test_messages_without_a_consumer_here_wait_for_a_worker(queue_kit: Kit) -> N
 
 @pytest.mark.django_db
 @override_settings(QUEUEAPP={"EAGER": "at_once"})
-def test_a_handler_that_sends_to_itself_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_sends_to_itself_for_ever_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, no_consumers: None
+) -> None:
     monkeypatch.setattr(inline, "MAX_MESSAGES", 10)
     consumer(Leased)(lambda message: Leased.send(message) and None)
     with pytest.raises(QueueError, match="10 messages were handled for one send"):
         Leased.send({})
-    monkeypatch.setattr(registered, "_by_queue", {})
 
 
 @pytest.mark.django_db
@@ -143,9 +144,7 @@ class ATestCase(QueueTestMixin, TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.registered = dict(registered._by_queue)
-        registered._by_queue.clear()
-        self.addCleanup(registered._by_queue.update, self.registered)
+        self.enterContext(registered.isolated())
         consumer(Transactional)(note)
 
     def test_messages_are_handled_in_the_tests_transaction(self) -> None:
@@ -175,11 +174,9 @@ class ATransactionTestCase(QueueTestMixin, TransactionTestCase):
 
     def test_messages_are_handled_with_real_commits(self) -> None:
         Leased.send({"name": "one"}, isolated=True)
-        before = dict(registered._by_queue)
-        registered._by_queue.clear()
-        consumer(Leased)(note)
-        assert len(self.queues.drain(Leased)) == 1
-        registered._by_queue.update(before)
+        with registered.isolated():
+            consumer(Leased)(note)
+            assert len(self.queues.drain(Leased)) == 1
 
 
 def test_a_closed_kit_records_nothing() -> None:

@@ -13,7 +13,6 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from queueapp import Context, Discard, Poison, Queue, QueueError, RetryLater, RetryNow, consumer
-from queueapp.consuming.registry import registered
 from queueapp.models import PoisonMessage, Subscriber
 from queueapp.schedules import declarations
 from queueapp.testing import Kit, Sent
@@ -39,8 +38,8 @@ class Shipped(msgspec.Struct):
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 @pytest.fixture(params=[False, True], ids=["in the test's transaction", "with real commits"])

@@ -7,7 +7,6 @@ from time import monotonic
 import pytest
 
 from queueapp import BatchContext, MessageSet, consumer, set_consumer
-from queueapp.consuming.registry import registered
 from queueapp.testing import Kit
 from tests.testapp.messages import Nop
 from tests.testapp.models import AtMostOnce, Effect, InSets, Several, SeveralTransactional
@@ -16,8 +15,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def no_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def no_consumers(no_consumers: None) -> None:
+    """Only the consumers that the test registers."""
 
 
 @pytest.mark.parametrize("queue", [Several, SeveralTransactional])

@@ -13,7 +13,6 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from queueapp import InvalidMessage, InvalidOption, consumer, publish, publish_many
-from queueapp.consuming.registry import registered
 from queueapp.delayed.dispatch import dispatch_due
 from queueapp.errors import FilteredOut
 from queueapp.models import DelayedMessage
@@ -119,8 +118,7 @@ class Number(msgspec.Struct):
     n: int
 
 
-def test_message_type_msgpack_is_sent_filtered_and_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_message_type_msgpack_is_sent_filtered_and_handled(no_consumers: None) -> None:
     seen: list[Number] = []
 
     @consumer(Packed, name="packed")

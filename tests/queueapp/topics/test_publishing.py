@@ -15,7 +15,6 @@ from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
 from queueapp import InvalidMessage, InvalidOption, apublish, consumer, message_type, publish, publish_many
-from queueapp.consuming.registry import registered
 from queueapp.journal.append import Distribution
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
@@ -166,8 +165,7 @@ def test_a_delayed_one_is_kept_once_for_each_queue() -> None:
 
 
 @pytest.fixture
-def two_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def two_consumers(no_consumers: None) -> None:
     for name in ("mail.a", "mail.b"):
 
         @consumer(FlightMail, name=name)

@@ -28,7 +28,6 @@ from queueapp import (
     progress_of,
 )
 from queueapp.consuming.context import checked
-from queueapp.consuming.registry import registered
 from queueapp.failures.poison_operations import requeue
 from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operations import control, running_handlers
@@ -49,8 +48,7 @@ _soon = threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def quick(no_consumers: None, settings: Any) -> None:
     settings.QUEUEAPP = {
         "PEEK_DELAY": 0.1,
         "HEARTBEAT_INTERVAL": 0.1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -39,15 +40,16 @@ class Place:
 
 
 @pytest.fixture
-def install_anew(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def install_anew() -> Iterator[Callable[[], None]]:
     """Registers the tasks' workers as the settings are now."""
+    with ExitStack() as stack:
 
-    def install_anew() -> None:
-        monkeypatch.setattr(registered, "_by_queue", {})
-        consumers.forget()
-        consumers.install()
+        def install_anew() -> None:
+            stack.enter_context(registered.isolated())
+            consumers.forget()
+            consumers.install()
 
-    return install_anew
+        yield install_anew
 
 
 @pytest.fixture

@@ -294,8 +294,7 @@ def test_the_headers_of_a_failure_are_those_that_are_stored(monkeypatch: pytest.
     assert Failure(Leased, None, ROW._replace(headers="not JSON"), ValueError(), 1).headers == {}
 
 
-def test_a_policy_is_an_option_of_its_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def test_a_policy_is_an_option_of_its_consumer(no_consumers: None) -> None:
 
     @consumer(Leased, policy=default_policy)
     def handle(message: Any) -> None: ...

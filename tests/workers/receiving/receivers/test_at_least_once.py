@@ -14,7 +14,6 @@ import pytest
 from django.db import DatabaseError, connection, connections, transaction
 
 from queueapp import Context, consumer
-from queueapp.consuming.registry import registered
 from queueapp.messages import new_id
 from queueapp.models import PoisonMessage
 from queueapp.sql import backend_of
@@ -422,10 +421,9 @@ RUDE = [
 
 
 @pytest.fixture
-def nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_registered(no_consumers: None) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("of the driver of PostgreSQL")
-    monkeypatch.setattr(registered, "_by_queue", {})
     kept.clear()
 
 

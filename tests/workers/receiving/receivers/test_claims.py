@@ -11,7 +11,6 @@ import pytest
 from django.db import OperationalError, ProgrammingError, connection
 
 from queueapp import BatchContext, Discard, MessageSet, consumer, set_consumer
-from queueapp.consuming.registry import registered
 from queueapp.services import connection_timeouts
 from tests.databases import statements_of
 from tests.in_process_worker import Worker, eventually, real_commits
@@ -60,8 +59,7 @@ def test_a_claim_that_fails_is_tried_again_by_the_same_task(
 
 
 @pytest.fixture
-def nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registered, "_by_queue", {})
+def nothing_is_registered(no_consumers: None) -> Iterator[None]:
     yield
     connection.close()  # whatever a test has left of its session
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from queueapp import MessageSet, set_consumer
-from queueapp.consuming.registry import registered
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import InSets
@@ -13,24 +12,20 @@ from workers.processes.shared_memory import InFlightSlots
 pytestmark = real_commits
 
 
-def test_a_process_that_dies_has_the_whole_set_in_hand() -> None:
+def test_a_process_that_dies_has_the_whole_set_in_hand(no_consumers: None) -> None:
     slots = InFlightSlots(1)
     seen: list[tuple[int, ...]] = []
-    registered._by_queue.pop(InSets._meta.label, None)
 
     @set_consumer(InSets, name="sets")
     def look(messages: MessageSet) -> None:
         (in_flight,) = slots.in_flight()
         seen.append(in_flight.batch)
 
-    try:
-        InSets.send_many(Nop(number, "") for number in range(5))
-        seqs = tuple(InSets.objects.order_by("seq").values_list("seq", flat=True))
-        receiver = SingleReceiver(InSets)
-        receiver.task.slot = slots.slot(0)
-        assert receiver.receive(100) == 5
-    finally:
-        registered.remove("sets")
+    InSets.send_many(Nop(number, "") for number in range(5))
+    seqs = tuple(InSets.objects.order_by("seq").values_list("seq", flat=True))
+    receiver = SingleReceiver(InSets)
+    receiver.task.slot = slots.slot(0)
+    assert receiver.receive(100) == 5
 
     assert seen == [seqs]
     assert not list(slots.in_flight())
