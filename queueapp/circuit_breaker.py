@@ -71,7 +71,8 @@ class CircuitBreaker:
         #: What metrics call it ("peek"), and the label of its queue or the alias of its database.
         self.kind, self.subject = kind or name, subject
         self._open_after = open_after.total_seconds()
-        self._waits = {State.FAILING: failing_wait.total_seconds(), State.OPEN: open_wait.total_seconds()}
+        #: Seconds to wait after a failure, by the state that it leads to.
+        self.waits = {State.FAILING: failing_wait.total_seconds(), State.OPEN: open_wait.total_seconds()}
         self._lock = threading.Lock()
         self._first_failure: float | None = None
         self._state = State.CLOSED
@@ -139,7 +140,7 @@ class CircuitBreaker:
             )
             if opens:
                 self._state = State.OPEN
-            wait = self._waits[self._state]
+            wait = self.waits[self._state]
         facts = {"breaker": self.name, "state": self._state.value}
         if opens and remedy is not None:
             log.critical("%s is refused, and no retry repairs that: %s", self.name, self.last_error, extra=facts)
@@ -167,22 +168,22 @@ class RateBreaker:
         self.kind, self.subject = kind or name, subject
         self._limit = per_second * self.WINDOW
         self.pace = max(0.005, 0.1 / per_second)
-        self._window_started = monotonic()
+        self.window_started = monotonic()
         self.failures = 0
         self.last_error = ""
         self.state = State.CLOSED
 
     def report(self) -> BreakerReport | None:
         """The present state; None while it is closed, and once its window is over."""
-        if self.state is State.CLOSED or monotonic() - self._window_started > self.WINDOW:
+        if self.state is State.CLOSED or monotonic() - self.window_started > self.WINDOW:
             return None
         return BreakerReport(breaker=self.kind, name=self.name, state=self.state.value, error=self.last_error)
 
     def failure(self, error: BaseException) -> float:
         """Count a failure; returns how many seconds the caller should wait: 0, or 10 once the breaker is open."""
         now = monotonic()
-        if now - self._window_started > self.WINDOW:
-            self._window_started, self.failures = now, 0
+        if now - self.window_started > self.WINDOW:
+            self.window_started, self.failures = now, 0
             self.state = State.CLOSED
         self.failures += 1
         self.last_error = first_line(error)

@@ -67,7 +67,7 @@ class LimitedClaims:
         self._dispatches: bool = queue.delivery.dispatches
         self._model: FairnessModel = queue.delivery.fairness_model
         #: The capacity of all live subscribers, and until when it is used; 0: a filter or a limit decides as well.
-        self._capacity, self._known_until = 0, 0.0
+        self._capacity, self.known_until = 0, 0.0
 
     @property
     def limit(self) -> int:
@@ -121,7 +121,7 @@ class LimitedClaims:
 
     def _refresh_capacity(self, owner: uuid.UUID) -> bool:
         """Read the capacity of all live subscribers, unless it is known; returns whether it was read."""
-        if monotonic() < self._known_until:
+        if monotonic() < self.known_until:
             return False
         capacity = 0
         if self.limit == _UNLIMITED:
@@ -129,12 +129,12 @@ class LimitedClaims:
             # A subscriber whose heartbeat is late has the capacity 0: it gets nothing.
             if all(subscription.filter is None and subscription.capacity.backlog for subscription in subscriptions):
                 capacity = sum(subscription.capacity.backlog for subscription in subscriptions)
-        self._capacity, self._known_until = min(capacity, WINDOW), monotonic() + KNOWN_FOR
+        self._capacity, self.known_until = min(capacity, WINDOW), monotonic() + KNOWN_FOR
         return True
 
     def _exceeds_capacity(self, connection: Any, ranges: Sequence[SeqRange]) -> bool:
         """Whether there are more messages than all live subscribers may hold."""
-        capacity = self._capacity if monotonic() < self._known_until else 0
+        capacity = self._capacity if monotonic() < self.known_until else 0
         return capacity > 0 and self.sql.claims.peek(connection, ranges, (), capacity).ahead >= capacity
 
     def _claim_unlimited(

@@ -43,9 +43,9 @@ WINDOWS_PER_CYCLE = 16
 DUTY_CYCLE = 9
 
 #: Where messages come back all the time, the rescan continues after so many near windows.
-_NEAR_WINDOWS_IN_A_ROW = 8
+NEAR_WINDOWS_IN_A_ROW = 8
 #: Where messages come back during every claim, a mark that was kept so often advances; near windows find the rest.
-_KEPT_IN_A_ROW = 8
+KEPT_IN_A_ROW = 8
 
 Level = tuple[str, int]
 
@@ -106,11 +106,11 @@ class LowWaterMarks:
         "_near_windows",
         "_returns",
         "_returns_seen",
-        "_round_trip",
         "_turn",
-        "_window",
         "leveled",
         "levels",
+        "round_trip",
+        "window",
     )
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = False) -> None:
@@ -126,9 +126,9 @@ class LowWaterMarks:
         self._near: int | None = None
         #: Near windows since the rescan continued.
         self._near_windows = 0
-        self._window = ScanWindow()
+        self.window = ScanWindow()
         #: Seconds of the quickest window: the round trip, which no smaller window shortens.
-        self._round_trip = math.inf
+        self.round_trip = math.inf
         self._turn = 0
         #: Claims in a row that did not advance a mark because rows came back.
         self._kept = 0
@@ -154,7 +154,7 @@ class LowWaterMarks:
         stay."""
         if returns != self._returns[0]:
             self._kept += 1
-            if self._kept < _KEPT_IN_A_ROW:
+            if self._kept < KEPT_IN_A_ROW:
                 return
         self._kept = 0
         marks = self._marks
@@ -201,18 +201,14 @@ class LowWaterMarks:
         """Begin at zero again."""
         for index in range(len(self._marks)):
             self._marks[index] = 0
-        self._window.position = None
+        self.window.position = None
 
     # -- rescan -------------------------------------------------------------------------------------------------------
 
     def behind(self) -> list[SeqRange]:
         """The ranges of the present window, cut off at each level's mark; empty if none lies below. It is the near
         window after rows came back, and the rescan's else."""
-        if (
-            self._near is None
-            and self._returns[0] != self._returns_seen
-            and self._near_windows < _NEAR_WINDOWS_IN_A_ROW
-        ):
+        if self._near is None and self._returns[0] != self._returns_seen and self._near_windows < NEAR_WINDOWS_IN_A_ROW:
             self._returns_seen = self._returns[0]
             self._near_windows += 1
             self._near = max(0, max(self._marks) - FIRST_WINDOW)
@@ -230,7 +226,7 @@ class LowWaterMarks:
             self._near = reached + 1 if reached else None
             return False
         self._near_windows = 0
-        return self._window.advance(max(self._marks), self._server_time(seconds), reached)
+        return self.window.advance(max(self._marks), self.server_time(seconds), reached)
 
     def is_present(self, only: SeqRange) -> bool:
         """Whether the range is of the present window: of two receivers that read one window, the first continues."""
@@ -240,26 +236,26 @@ class LowWaterMarks:
     @property
     def rescanning(self) -> bool:
         """Whether a near window is due or a cycle has begun."""
-        return self._near is not None or self._window.position is not None
+        return self._near is not None or self.window.position is not None
 
     @property
     def cycle_seconds(self) -> float:
         """Server time of the present cycle of the rescan, or of the last one."""
-        return self._window.cycle_seconds
+        return self.window.cycle_seconds
 
     def reconnected(self) -> None:
         """Forget the round trip: the next query may go to another, more distant server."""
-        self._round_trip = math.inf
+        self.round_trip = math.inf
 
     @property
     def _bounds(self) -> tuple[int, int]:
-        return self._window.bounds() if self._near is None else (self._near, self._near + FIRST_WINDOW)
+        return self.window.bounds() if self._near is None else (self._near, self._near + FIRST_WINDOW)
 
-    def _server_time(self, seconds: float) -> float:
+    def server_time(self, seconds: float) -> float:
         """``seconds`` without the round trip, as far as it is known."""
         if seconds:
-            self._round_trip = min(self._round_trip, seconds)
-        return max(0.0, seconds - self._round_trip)
+            self.round_trip = min(self.round_trip, seconds)
+        return max(0.0, seconds - self.round_trip)
 
     # -- shared by processes ------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class ClaimStart(NamedTuple):
 class Priority64Marks(LowWaterMarks):
     """The mark of such a queue in one process; safe from any thread."""
 
-    __slots__ = ("_lock", "_order_keys", "_pending", "_read_to", "mark", "mark_retreats", "rescan_at")
+    __slots__ = ("_lock", "_order_keys", "_pending", "mark", "mark_retreats", "read_to", "rescan_at")
 
     def __init__(self, levels: Iterable[Level] = (("", 0),), leveled: bool = True) -> None:
         super().__init__(levels, leveled=True)
@@ -70,7 +70,7 @@ class Priority64Marks(LowWaterMarks):
         #: Order keys below the mark where a message is available, ascending.
         self._pending: list[int] = []
         #: The highest seq that was read; None: none was read yet.
-        self._read_to: int | None = None
+        self.read_to: int | None = None
         #: The order keys of claimed messages by seq.
         self._order_keys: OrderedDict[int, int] = OrderedDict()
         #: When the rescan continues, by the monotonic clock.
@@ -82,7 +82,7 @@ class Priority64Marks(LowWaterMarks):
         """Begin a claim of at most ``limit`` messages; it owns the pending order keys that it gets."""
         with self._lock:
             pending, self._pending = self._pending[:limit], self._pending[limit:]
-            return ClaimStart(pending, self.mark, self.mark_retreats, self._read_to)
+            return ClaimStart(pending, self.mark, self.mark_retreats, self.read_to)
 
     def end_claim(self, start: ClaimStart, rows: Sequence[Claimed] | None, full: bool, *, failed: bool = False) -> None:
         """The claim got these rows; None: they are unknown. ``failed``: what it had claimed is available again, and
@@ -108,8 +108,8 @@ class Priority64Marks(LowWaterMarks):
                 self.mark = last + 1
                 # New rows that were read meanwhile lay below the new mark but not below the old one: they are not
                 # pending, and this claim may not have seen them.
-                if start.read_to is not None and self._read_to is not None:
-                    self._read_to = min(self._read_to, start.read_to)
+                if start.read_to is not None and self.read_to is not None:
+                    self.read_to = min(self.read_to, start.read_to)
 
     def order_key_of(self, seq: int) -> int | None:
         """The order key of a message that was claimed here lately."""
@@ -134,7 +134,7 @@ class Priority64Marks(LowWaterMarks):
 
     def reset(self) -> None:
         with self._lock:
-            self.mark, self._pending, self._window.position = 0, [], None
+            self.mark, self._pending, self.window.position = 0, [], None
             self.mark_retreats += 1
 
     def _add_pending(self, keys: Sequence[int]) -> None:
@@ -153,19 +153,19 @@ class Priority64Marks(LowWaterMarks):
 
     def read_new(self, sql: Any, connection: Any) -> None:
         """Read the seqs above the highest one that was read."""
-        if self._read_to is None:
+        if self.read_to is None:
             # The highest seq first: rows above it are new, and those below it are found from the mark, which is 0.
             last = sql.figures.last_seq(connection)
             with self._lock:
-                self._read_to = last if self._read_to is None else self._read_to
+                self.read_to = last if self.read_to is None else self.read_to
         for _ in range(NEW_ROWS_QUERIES):
-            after, mark = self._read_to or 0, self.mark
+            after, mark = self.read_to or 0, self.mark
             keys, last, count = sql.claims.scan_order_keys(connection, after + 1, MAX_SEQ, mark, NEW_ROWS)
             with self._lock:
                 self._add_pending(keys)
                 if self.mark > mark:
                     continue  # a row between the two marks is neither pending nor ahead
-                self._read_to = max(after, self._read_to or 0, last)
+                self.read_to = max(after, self.read_to or 0, last)
             if count < NEW_ROWS:
                 return
 
@@ -173,21 +173,21 @@ class Priority64Marks(LowWaterMarks):
         """Read the last seqs again, and the next window of all if it is due: for late commits and returned messages,
         without order keys that are ``unwanted``."""
         self.read_new(sql, connection)
-        read_to = self._read_to or 0
+        read_to = self.read_to or 0
         keys, _, _ = sql.claims.scan_order_keys(connection, read_to - NEAR, read_to, self.mark, NEAR + 1)
         self._add_wanted(keys, unwanted)
         started = monotonic()
         if started < self.rescan_at and self._returns[0] == self._returns_seen:
             return
         self._returns_seen = self._returns[0]
-        low, end = window = self._window.bounds()
+        low, end = window = self.window.bounds()
         keys, last, count = sql.claims.scan_order_keys(connection, low, min(end - 1, read_to), self.mark, WINDOW_ROWS)
         seconds = monotonic() - started
         self._add_wanted(keys, unwanted)
         with self._lock:
             self.rescan_at = started + seconds * (1 + DUTY_CYCLE)
-            if self._window.bounds() == window:  # else another thread has read it meanwhile and continued
-                self._window.advance(read_to + 1, self._server_time(seconds), last if count == WINDOW_ROWS else 0)
+            if self.window.bounds() == window:  # else another thread has read it meanwhile and continued
+                self.window.advance(read_to + 1, self.server_time(seconds), last if count == WINDOW_ROWS else 0)
 
     def _add_wanted(self, keys: Sequence[int], unwanted: Callable[[int], bool]) -> None:
         wanted = [key for key in keys if not unwanted(key)]

@@ -169,6 +169,11 @@ def resume_deadline(paused: tuple[float, Any] | None) -> None:
         _waiting[threading.get_ident()] = (monotonic(), paused[1])
 
 
+def deadline_of(thread: int) -> tuple[float, Any] | None:
+    """Since when and on which connection this thread waits for the server; None: it waits for none."""
+    return _waiting.get(thread)
+
+
 def without_deadline(what: str, call: Callable[[], _T], *, outcome_final: bool) -> _T:
     """A ``callbacks.Guard`` for services.
 

@@ -82,18 +82,18 @@ class DelayedDispatcher(Service):
                 self.schedules.woken()
             try:
                 with ResponseDeadline(connections[self.alias]):
-                    wait = self._round()
+                    wait = self.dispatch_once()
                 self.fetch_breaker.success()
             except delayed.FetchFailed as error:
-                wait = self._failed(_cause(error), self.fetch_breaker)
+                wait = self.failed(_cause(error), self.fetch_breaker)
             except delayed.DispatchFailed as error:
-                wait = self._failed(_cause(error), self.dispatch_breaker)
+                wait = self.failed(_cause(error), self.dispatch_breaker)
             except Error as error:
-                wait = self._failed(error, self.fetch_breaker)
+                wait = self.failed(error, self.fetch_breaker)
             except Exception as error:
                 # Recording a failure has failed (the database, a row that vanished, another store): nothing was
                 # committed.
-                wait = self._failed(_cause(error), self.recovery_breaker)
+                wait = self.failed(_cause(error), self.recovery_breaker)
             if woken:
                 # Notifications are throttled: one more round sees what was stored just after this one.
                 wait = min(wait, settings.NOTIFY_INTERVAL.total_seconds())
@@ -106,7 +106,7 @@ class DelayedDispatcher(Service):
                 "The dispatcher of %r could not resign; others wait until its lease expires: %s", self.alias, error
             )
 
-    def _round(self) -> float:
+    def dispatch_once(self) -> float:
         """One round; returns how many seconds to wait for the next."""
         poll = settings.DISPATCH_INTERVAL.total_seconds()
         if not self.elector.try_lead():
@@ -149,7 +149,7 @@ class DelayedDispatcher(Service):
             return self.dispatch_breaker.failure(self._refusals[-1])
         if done.moved + done.poisoned >= limit:
             return 0.0
-        due = self._next_due_in()
+        due = self.next_due_in()
         wait = self._lock_wait
         self._lock_wait = _FIRST_LOCK_WAIT
         if due is None:
@@ -197,7 +197,7 @@ class DelayedDispatcher(Service):
                 extra={"database": self.alias},
             )
 
-    def _next_due_in(self) -> timedelta | None:
+    def next_due_in(self) -> timedelta | None:
         # An idle round asks the store once: a test counts the statements of an idle worker.
         return delayed.next_due_in(self.alias, self._agenda if delayed.is_idle(self._agenda) else None)
 
@@ -205,7 +205,7 @@ class DelayedDispatcher(Service):
         """The databases in words, and the suffix of the role."""
         return self.alias, ""
 
-    def _failed(self, error: BaseException, breaker: CircuitBreaker | RateBreaker) -> float:
+    def failed(self, error: BaseException, breaker: CircuitBreaker | RateBreaker) -> float:
         """A round failed; returns how many seconds to wait for the next."""
         connection = connections[self.alias]
         if isinstance(error, Error):
@@ -240,7 +240,9 @@ class Forwarder(DelayedDispatcher):
     def __init__(self, alias: str, target: str, holder: uuid.UUID) -> None:
         self.target = target
         super().__init__(alias, uuid.uuid5(holder, target))
-        self._sweep_at = self._sweep_until = 0.0
+        #: When old arrival records are deleted next, on this process' monotonic clock.
+        self.sweep_at = 0.0
+        self._sweep_until = 0.0
         self._term = 0
 
     def _scope(self) -> tuple[str, str]:
@@ -249,11 +251,11 @@ class Forwarder(DelayedDispatcher):
         known = self.target, sorted(delayed.addresses(self.alias).get(self.target, ()))
         return f"{self.alias} for {self.target}", f" {zlib.crc32(repr(known).encode()):08x}"
 
-    def _round(self) -> float:
-        wait = super()._round()
+    def dispatch_once(self) -> float:
+        wait = super().dispatch_once()
         # After the round, whose own failures come first.
-        if self.elector.is_leader and self._sweep_at <= monotonic() < self._sweep_until:
-            self._sweep_at = monotonic() + SWEEP_INTERVAL
+        if self.elector.is_leader and self.sweep_at <= monotonic() < self._sweep_until:
+            self.sweep_at = monotonic() + SWEEP_INTERVAL
             with delayed.step(delayed.DispatchFailed, self.target), ResponseDeadline(connections[self.target]):
                 delayed.forget_arrivals(self.alias, self.target)
             if not self._refusals:
@@ -272,14 +274,14 @@ class Forwarder(DelayedDispatcher):
             self._sweep_until = monotonic() + SWEEP_PERIOD
         return done
 
-    def _next_due_in(self) -> timedelta | None:
+    def next_due_in(self) -> timedelta | None:
         return delayed.next_forward_in(self.alias, self.target)
 
-    def _failed(self, error: BaseException, breaker: CircuitBreaker | RateBreaker) -> float:
+    def failed(self, error: BaseException, breaker: CircuitBreaker | RateBreaker) -> float:
         connection = connections[self.target]
         if backend_of(connection).error_kind(error) is ErrorKind.DEADLOCK:
             return 0.01
         if breaker is self.dispatch_breaker:
             connection.close()
             return breaker.failure(error)
-        return super()._failed(error, breaker)
+        return super().failed(error, breaker)

@@ -59,7 +59,7 @@ class JournalService(Service):
     def __init__(self, alias: str, queues: Sequence[Any], elector: Elector) -> None:
         super().__init__(f"journal-{alias}")
         self.alias = alias
-        self._queues = [_FedQueue(queue, alias) for queue in queues if is_over_journal(queue)]
+        self.queues = [_FedQueue(queue, alias) for queue in queues if is_over_journal(queue)]
         self._elector = elector
         self.breaker = CircuitBreaker(f"Journal in {alias}", kind="journal", subject=alias)
         self._retention_at = self._awake_until = 0.0
@@ -80,7 +80,7 @@ class JournalService(Service):
                 wait = self._failed(error)
             if self.pause(wait):
                 self._awake_until = monotonic() + AWAKE
-                for fed in self._queues:
+                for fed in self.queues:
                     fed.due = min(fed.due, monotonic() if is_fed(fed.queue) else fed.due)
         try:
             with ResponseDeadline(connections[self.alias]):
@@ -102,15 +102,15 @@ class JournalService(Service):
             self._retention_at = monotonic() + RETENTION_INTERVAL
             retention.renumber(self.alias)
             retention.make_partitions(self.alias)
-            for fed in self._queues:
+            for fed in self.queues:
                 # Also a queue that is full for weeks, so that retention does not remove what it has still to get.
                 self._isolated(fed, self._attach)
             # Only now: a queue that is new keeps the entries that it has still to get.
             retention.apply_retention(self.alias, self.may_continue)
-        for fed in self._queues:
+        for fed in self.queues:
             if monotonic() >= fed.due and self.may_continue():
                 self._isolated(fed, self._fill)
-        next_at = min([self._retention_at, *(fed.due for fed in self._queues)])
+        next_at = min([self._retention_at, *(fed.due for fed in self.queues)])
         return max(0.0, min(next_at - monotonic(), settings.PEEK_DELAY.total_seconds()))
 
     def _fill(self, fed: _FedQueue) -> None:

@@ -45,7 +45,8 @@ class Elector:
         self.period = period
         self.term = 0
         self._trusted_until = 0.0
-        self._renew_at = 0.0
+        #: When the leader renews its lease next, on this process' monotonic clock.
+        self.renew_at = 0.0
 
     @property
     def is_leader(self) -> bool:
@@ -55,13 +56,13 @@ class Elector:
     def try_lead(self) -> bool:
         """Take or renew the lease when that is due; returns whether this process is the leader."""
         now = monotonic()
-        if self.is_leader and now < self._renew_at:
+        if self.is_leader and now < self.renew_at:
             return True
         if not (self.is_leader and self._renew()) and not self._take():
             self._trusted_until = 0.0
             return False
         self._trusted_until = now + self.period.total_seconds() - MARGIN
-        self._renew_at = now + self.period.total_seconds() / 3
+        self.renew_at = now + self.period.total_seconds() / 3
         return True
 
     def resign(self) -> None:

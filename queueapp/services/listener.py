@@ -39,7 +39,7 @@ class Listener(Service):
     def __init__(self, alias: str, on_notify: Callable[[str], None]) -> None:
         super().__init__(f"listener-{alias}")
         self.alias = alias
-        self._on_notify = on_notify
+        self.on_notify = on_notify
         #: Set while notifications arrive; tests wait for it.
         self.established = threading.Event()
         self._reported = False
@@ -93,7 +93,7 @@ class Listener(Service):
         while not self.stopping:
             for payload in ear.received(ear.slice_seconds):
                 if payload != _PROOF:
-                    self._on_notify(payload)
+                    self.on_notify(payload)
                 if self.stopping:
                     return
             if monotonic() - proved > LIVENESS:
@@ -115,7 +115,7 @@ class Listener(Service):
             payloads = ear.received(0.5)
             for payload in payloads:
                 if payload != _PROOF:
-                    self._on_notify(payload)
+                    self.on_notify(payload)
             if _PROOF in payloads:
                 return
         if self.stopping:

@@ -88,9 +88,9 @@ class Maintenance(Service):
         super().__init__(f"maintenance-{alias}")
         self._round_interval = round_interval
         self.alias = alias
-        self._queues = queues
+        self.queues = queues
         self._with_barriers = [queue for queue in queues if queue.delivery.has_barriers]
-        self._elector = elector
+        self.elector = elector
         self.breaker = CircuitBreaker(f"Maintenance in {alias}", kind="maintenance", subject=alias)
         #: Dead subscribers whose leases this process cannot release.
         self.unreleasable: Unreleasable = {}
@@ -116,7 +116,7 @@ class Maintenance(Service):
             self._failure = None
             try:
                 with ResponseDeadline(connections[self.alias]):
-                    if self._elector.try_lead():
+                    if self.elector.try_lead():
                         self._attempt(release_orphaned_leases, self.alias, self.unreleasable)
                         for task in tasks:
                             task.run_if_due()
@@ -131,7 +131,7 @@ class Maintenance(Service):
             self.pause(wait)
         try:
             with ResponseDeadline(connections[self.alias]):
-                self._elector.resign()
+                self.elector.resign()
         except Error as error:
             log.info(
                 "The maintenance of %r could not resign; others wait until its lease expires: %s", self.alias, error
@@ -140,12 +140,12 @@ class Maintenance(Service):
     @property
     def is_leader(self) -> bool:
         """Whether this process runs the maintenance at present. Safe from any thread."""
-        return self._elector.is_leader
+        return self.elector.is_leader
 
     def may_continue(self) -> bool:
         """Whether work in batches may go on: the service was not asked to end, and renews its lease, which a long purge
         needs."""
-        return not self.stopping and self._elector.try_lead()
+        return not self.stopping and self.elector.try_lead()
 
     def _tasks(self) -> list[_Periodic]:
         purge_interval = settings.PURGE_INTERVAL.total_seconds() if settings.PURGE_INTERVAL else None
@@ -175,10 +175,10 @@ class Maintenance(Service):
     # -- the tasks ------------------------------------------------------------------------------------------------
 
     def _clamp_and_settle(self) -> None:
-        for queue in self._queues:
+        for queue in self.queues:
             self._attempt(self._clamp_priorities, queue)
         # Messages that arrived after their ack, and acks whose messages have not arrived.
-        queues = [queue for queue in self._queues if early_acks.defers(queue)]
+        queues = [queue for queue in self.queues if early_acks.defers(queue)]
         for queue in queues:
             self._attempt(self._settle_early_acks, queue)
         if queues:
@@ -215,7 +215,7 @@ class Maintenance(Service):
                 raise
 
     def _purge_all(self) -> None:
-        for queue in self._queues:
+        for queue in self.queues:
             self._attempt(self._purge, queue)
 
     def _purge(self, queue: Any) -> None:
@@ -238,7 +238,7 @@ class Maintenance(Service):
         if settings.POISON_RETENTION:
             self._attempt(drop_old_poison, self.alias, self)
         self._attempt(snapshots.drop_old, self.alias, self.may_continue)
-        for resolver in filter(None, map(registered.resolver_of, self._queues)):
+        for resolver in filter(None, map(registered.resolver_of, self.queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
         for hook in maintenance_hooks:
             self._attempt(hook, self.alias, self.may_continue)
@@ -261,10 +261,10 @@ class Maintenance(Service):
     def _report(self) -> None:
         if self._with_barriers:
             self._attempt(barriers.forget_dead, self.alias)
-        self._attempt(self._report_undeliverable)
-        self._attempt(self._report_unroutable)
+        self._attempt(self.report_undeliverable)
+        self._attempt(self.report_unroutable)
 
-    def _report_undeliverable(self) -> None:
+    def report_undeliverable(self) -> None:
         self.undeliverable = delayed.undeliverable(self.alias)
         for destination in filter(self._may_report, self.undeliverable):
             count = self.undeliverable[destination]
@@ -276,7 +276,7 @@ class Maintenance(Service):
                 extra={"database": self.alias, "destination": destination, "count": count},
             )  # fmt: skip
 
-    def _report_unroutable(self) -> None:
+    def report_unroutable(self) -> None:
         """One line per recipient or queue. Of an unknown type each worker that meets it logs a line, and of a priority
         the task that moves its messages."""
         for queue, unroutable in statistics.unroutable_in(self.alias):
@@ -385,7 +385,7 @@ class AlertEvaluator(Service):
     def __init__(self, alias: str, queues: Sequence[Any], maintenance: Maintenance) -> None:
         super().__init__(f"alerts-{alias}")
         self.alias = alias
-        self._queues = queues
+        self.queues = queues
         self._maintenance = maintenance
         self.breaker = CircuitBreaker(f"Alerts in {alias}", kind="alerts", subject=alias)
 
@@ -408,8 +408,8 @@ class AlertEvaluator(Service):
     def evaluate(self) -> None:
         """Evaluate the conditions once and send what is due."""
         with deadline_per_statement(connections[self.alias]):
-            labels = {queue._meta.label for queue in self._queues}
-            store.reconcile(self.alias, conditions.evaluate(self.alias, self._queues), labels)
+            labels = {queue._meta.label for queue in self.queues}
+            store.reconcile(self.alias, conditions.evaluate(self.alias, self.queues), labels)
             paused = pause_deadline()  # mail servers and webhooks are not the database
             try:
                 store.send_notifications(self.alias, labels | conditions.bounded_parts())

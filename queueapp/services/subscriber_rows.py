@@ -100,9 +100,9 @@ class ServiceHeartbeat(Service):
     def __init__(self, alias: str, breakers: Mapping[str, Sequence[Breaker]], supervisor: uuid.UUID) -> None:
         super().__init__(f"service-heartbeat-{alias}")
         self.alias = alias
-        self._breakers = {name: (uuid.uuid4(), process_breakers) for name, process_breakers in breakers.items()}
+        self.breakers = {name: (uuid.uuid4(), process_breakers) for name, process_breakers in breakers.items()}
         self._supervisor = supervisor
-        self._breaker = CircuitBreaker(f"Heartbeat of services in {alias}", kind="service_heartbeat", subject=alias)
+        self.breaker = CircuitBreaker(f"Heartbeat of services in {alias}", kind="service_heartbeat", subject=alias)
         self._written: dict[str, str] | None = None
 
     def serve(self) -> None:
@@ -111,29 +111,29 @@ class ServiceHeartbeat(Service):
             try:
                 with ResponseDeadline(connections[self.alias]):
                     self._write()
-                self._breaker.success()
+                self.breaker.success()
             except Error as error:
                 connections[self.alias].close()
-                wait = self._breaker.failure(error)
+                wait = self.breaker.failure(error)
             self.pause(wait)
         try:
             with ResponseDeadline(connections[self.alias]):
-                Subscriber.objects.using(self.alias).filter(pk__in=[key for key, _ in self._breakers.values()]).delete()
+                Subscriber.objects.using(self.alias).filter(pk__in=[key for key, _ in self.breakers.values()]).delete()
         except Error as error:
             log.info(
                 "%s could not deregister from %r; other processes see it as dead in %.0f s: %s",
-                " and ".join(self._breakers), self.alias, settings.DEAD_AFTER.total_seconds(), error,
+                " and ".join(self.breakers), self.alias, settings.DEAD_AFTER.total_seconds(), error,
             )  # fmt: skip
 
     def _write(self) -> None:
-        columns = {name: breakers_json(_reports(breakers)) for name, (_, breakers) in self._breakers.items()}
-        keys = [key for key, _ in self._breakers.values()]
+        columns = {name: breakers_json(_reports(breakers)) for name, (_, breakers) in self.breakers.items()}
+        keys = [key for key, _ in self.breakers.values()]
         # One statement for all rows that have not changed.
         if self._written == columns and heartbeat_unchanged(self.alias, keys):
             return
         rows = Subscriber.objects.using(self.alias)
         for name, breakers in columns.items():
-            key, _ = self._breakers[name]
+            key, _ = self.breakers[name]
             if not rows.filter(pk=key).update(**liveness_columns(), breakers=breakers):
                 rows.create(
                     id=key, queue=name, supervisor=self._supervisor, **process_columns(), **liveness_columns(),

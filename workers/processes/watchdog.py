@@ -40,9 +40,9 @@ class Watchdog(Service):
 
     def serve(self) -> None:
         while not self.stopping:
-            self.pause(_BUSY if self._check() else _IDLE)
+            self.pause(_BUSY if self.check() else _IDLE)
 
-    def _check(self) -> bool:
+    def check(self) -> bool:
         """Interrupt what exceeds its limit; returns whether anything runs."""
         busy = False
         late: list[tuple[Receiver, ActiveHandler | ActiveCallback]] = []

@@ -93,9 +93,9 @@ class Heartbeat(Service):
                     if not self._subscribed:
                         self._subscribe()
                     if monotonic() >= next_heartbeat:
-                        self._write()
+                        self.write_rows()
                         next_heartbeat = monotonic() + settings.HEARTBEAT_INTERVAL.total_seconds()
-                    self._read_controls()
+                    self.read_controls()
                 self.begun.set()
                 self._breaker.success()
             except Error as error:
@@ -151,7 +151,8 @@ class Heartbeat(Service):
             log.warning("The subscriptions of consumers in %r cannot be written: %s", self.alias, error)
         self._subscribed = True
 
-    def _write(self) -> None:
+    def write_rows(self) -> None:
+        """Write that this process is alive, and read which others are."""
         rows = Subscriber.objects.using(self.alias)
         changed = {pump: _columns(pump) for pump in self._pumps}
         unchanged = [pump for pump in self._pumps if self._written.get(pump) == changed[pump]]
@@ -175,7 +176,8 @@ class Heartbeat(Service):
         for service in self._unattended:
             service.check(is_alive=bool(live[service.name]))
 
-    def _read_controls(self) -> None:
+    def read_controls(self) -> None:
+        """Apply what operators have set."""
         began = monotonic()
         controls = QueueControl.objects.using(self.alias).annotate(
             tracks_crashes=Q(crash_tracking_until__gt=Now()), now=Now(output_field=UtcField())

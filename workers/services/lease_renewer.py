@@ -77,22 +77,22 @@ class LeaseRenewer(Service):
     def __init__(self, alias: str, pumps: Sequence[QueuePump]) -> None:
         super().__init__(f"lease-renewer-{alias}")
         self.alias = alias
-        self._queues = [RenewedQueue(pump) for pump in pumps]
+        self.queues = [RenewedQueue(pump) for pump in pumps]
 
     def serve(self) -> None:
         while not self.stopping:
-            self.pause(self.interval(busy=self._round()))
+            self.pause(self.interval(busy=self.renew_once()))
         self._end_the_rest()
 
     def interval(self, *, busy: bool) -> float:
         """Seconds until the next round: there are several in a lease, however short an operator makes it."""
-        shortest = min((queue.lease_ms for queue in self._queues), default=FOREVER_MS) / 4000
+        shortest = min((queue.lease_ms for queue in self.queues), default=FOREVER_MS) / 4000
         return min(_BUSY if busy else _IDLE, shortest)
 
-    def _round(self) -> bool:
+    def renew_once(self) -> bool:
         """Check every queue; returns whether there were leases."""
         busy = False
-        for queue in self._queues:
+        for queue in self.queues:
             if monotonic() < queue.paused_until:
                 busy = True
                 continue
@@ -193,7 +193,7 @@ class LeaseRenewer(Service):
 
     def _end_the_rest(self) -> None:
         """The process ends: one last try."""
-        for queue in self._queues:
+        for queue in self.queues:
             try:
                 self._write_pending(queue)
             except Error as error:

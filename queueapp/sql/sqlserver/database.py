@@ -491,7 +491,7 @@ class SqlServerListener(ListenerConnection):
 
     _sender: uuid.UUID | None = None
     _receiver: uuid.UUID | None = None
-    _renew_at = 0.0
+    renew_at = 0.0
     _lost = True
 
     def connect(self) -> None:
@@ -505,7 +505,7 @@ class SqlServerListener(ListenerConnection):
 
     def received(self, seconds: float) -> list[str]:
         with self._watched():
-            if monotonic() < self._renew_at:
+            if monotonic() < self.renew_at:
                 return self._receive(self._receiver)
             sender, receiver = self._sender, self._receiver
             self._begin()
@@ -534,7 +534,7 @@ class SqlServerListener(ListenerConnection):
             raise NotificationsUnavailable("Service Broker did not deliver a message that was sent within the database")
         sender, receiver = rows[0]
         self._sender, self._receiver = uuid.UUID(sender), uuid.UUID(receiver)
-        self._renew_at = monotonic() + _RENEWED
+        self.renew_at = monotonic() + _RENEWED
 
     def _stop(self, *ends: uuid.UUID | None) -> None:
         execute(self.connection, "EXEC [queueapp_stop_listening] @sender = %s, @receiver = %s", ends)

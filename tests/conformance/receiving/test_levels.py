@@ -96,7 +96,7 @@ def test_when_it_lies_behind_what_was_handled_since_should_be_found(
     eventually(lambda: len(urgent.calls) == 40)
     eventually(lambda: urgent.rows.count() == 2)
     last = max(urgent.rows.values_list("seq", flat=True))
-    low = dict(zip(worker.pump.marks.levels, worker.pump.marks._marks, strict=False))
+    low = {(level.recipient, level.priority): level.low for level in worker.pump.marks.ahead()}
     assert low["", 2] > last
     assert low["", 0] > last
     urgent.calls.clear()

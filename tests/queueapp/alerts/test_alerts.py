@@ -415,7 +415,7 @@ def test_poison_of_a_queue_that_only_others_know_is_neither_reported_nor_over_he
     poison("a")
     alerting().evaluate()
     second = alerting()
-    second._queues = [Short]
+    second.queues = [Short]
     second.evaluate()
     poison("b")
     second.evaluate()
@@ -532,7 +532,7 @@ def test_each_statement_of_a_look_has_its_own_time_to_be_answered(settings: Any)
 
     def note(execute: Any, *statement: Any) -> Any:
         # The statement before.
-        waited_since.append(connection_timeouts._waiting.get(threading.get_ident(), (0.0,))[0])
+        waited_since.append((connection_timeouts.deadline_of(threading.get_ident()) or (0.0,))[0])
         return execute(*statement)
 
     with connection.execute_wrapper(note):

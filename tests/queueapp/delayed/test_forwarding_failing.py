@@ -252,20 +252,20 @@ def test_forwarders_to_two_databases_lead_side_by_side(mover: Forwarder) -> None
 def test_a_refusal_is_of_its_own_round(two: TwoDatabases, mover: Forwarder) -> None:
     failing(two, "testapp_transactional", "23514", "NEW.correlationid = 'refused'")
     keep(correlation_id="refused")
-    mover._round()
+    mover.dispatch_once()
     assert mover.dispatch_breaker.failures == 1
 
     keep()
-    mover._round()
+    mover.dispatch_once()
 
     assert (mover.dispatched, mover.dispatch_breaker.failures) == (1, 0)
 
 
 def test_it_waits_no_longer_than_until_the_next_one_is_due(mover: Forwarder) -> None:
     with override_settings(QUEUEAPP={"DISPATCH_INTERVAL": 60}):
-        assert mover._round() == 60
+        assert mover.dispatch_once() == 60
         keep(delay=timedelta(seconds=20))
-        assert 0 < mover._round() <= 20
+        assert 0 < mover.dispatch_once() <= 20
 
 
 def test_waiting_for_the_target_is_watched(mover: Forwarder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_waiting_for_the_target_is_watched(mover: Forwarder, monkeypatch: pytest
 
     monkeypatch.setattr(services, "ResponseDeadline", answering)
     keep()
-    mover._round()
+    mover.dispatch_once()
 
     assert watched == [WAREHOUSE] * 3, "to connect, to deliver, to sweep"
 
@@ -295,7 +295,7 @@ def test_notes_are_swept_now_and_then_for_as_long_as_there_may_be_some(
         begun = now[0]
         for second in seconds:
             now[0] = begun + second
-            mover._round()
+            mover.dispatch_once()
         return [item - begun for item in swept]
 
     assert rounds(0, 1, SWEEP_INTERVAL - 1, SWEEP_INTERVAL, SWEEP_INTERVAL + 1) == [0, SWEEP_INTERVAL]
@@ -312,14 +312,14 @@ def test_a_sweep_that_fails_is_the_targets_fault_and_one_that_works_its_recovery
 ) -> None:
     two.there.execute("ALTER TABLE queueapp_forwardedmessage RENAME TO later")
     with pytest.raises(delayed.DispatchFailed) as raised:
-        mover._round()
-    assert mover._failed(raised.value, mover.dispatch_breaker) > 0
+        mover.dispatch_once()
+    assert mover.failed(raised.value, mover.dispatch_breaker) > 0
     assert mover.dispatch_breaker.failures == 1
     assert connections[WAREHOUSE].connection is None, "the next round has a new one"
 
     two.there.execute("ALTER TABLE later RENAME TO queueapp_forwardedmessage")
-    mover._sweep_at = 0.0
-    mover._round()
+    mover.sweep_at = 0.0
+    mover.dispatch_once()
 
     assert mover.dispatch_breaker.failures == 0
 
@@ -328,8 +328,8 @@ def test_after_a_deadlock_in_the_target_the_same_is_tried_again_at_once(two: Two
     failing(two, "testapp_transactional", "40P01")
     keep()
     with pytest.raises(Error) as raised:
-        mover._round()
+        mover.dispatch_once()
 
-    assert mover._failed(raised.value, mover.fetch_breaker) < 0.1
+    assert mover.failed(raised.value, mover.fetch_breaker) < 0.1
 
     assert mover.fetch_breaker.failures == 0

@@ -122,7 +122,7 @@ def test_a_target_that_is_away_feeds_the_breaker_of_its_own(
     two: TwoDatabases, movers: tuple[DelayedDispatcher, Forwarder]
 ) -> None:
     dispatcher, forwarder = movers
-    forwarder.dispatch_breaker._waits = dict.fromkeys(State, 0.05)
+    forwarder.dispatch_breaker.waits = dict.fromkeys(State, 0.05)
     two.here.server.execute(f"ALTER DATABASE {two.there.name} ALLOW_CONNECTIONS false")
     two.here.server.terminate("datname = %s", two.there.name)
     keep()

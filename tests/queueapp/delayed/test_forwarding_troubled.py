@@ -228,7 +228,7 @@ def test_a_store_derived_from_the_tables_leaves_what_is_to_be_forwarded_alone() 
     keep()
     Leased.send({}, delay=NOW)
 
-    assert DelayedDispatcher("default", uuid.uuid4())._round() == 60, "nor does it wait for it"
+    assert DelayedDispatcher("default", uuid.uuid4()).dispatch_once() == 60, "nor does it wait for it"
 
     assert Leased.objects.count() == 1
     assert not PoisonMessage.objects.exists()
@@ -263,7 +263,7 @@ def test_a_sweep_that_fails_takes_nothing_from_what_its_round_has_done(two: TwoD
     keep()
 
     with pytest.raises(delayed.DispatchFailed):
-        mover._round()
+        mover.dispatch_once()
 
     assert mover.dispatched == 1
 
@@ -272,20 +272,20 @@ def test_a_sweep_that_works_is_no_recovery_from_a_refusal_of_its_round(two: TwoD
     failing(two, "testapp_transactional", "23514")
     keep()
 
-    mover._round()
+    mover.dispatch_once()
 
     assert mover.dispatch_breaker.failures == 1
 
 
 def test_who_does_not_lead_sweeps_nothing(mover: Forwarder) -> None:
     keep()
-    mover._round()
+    mover.dispatch_once()
     ForwardedMessage.objects.using(WAREHOUSE).update(arrived_at=Now() - HOUR)
     mover.elector.resign()
     assert Forwarder("default", WAREHOUSE, uuid.uuid4()).elector.try_lead()
-    mover._sweep_at = 0.0
+    mover.sweep_at = 0.0
 
-    mover._round()
+    mover.dispatch_once()
 
     assert ForwardedMessage.objects.using(WAREHOUSE).exists()
 

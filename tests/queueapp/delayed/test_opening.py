@@ -197,8 +197,8 @@ def test_a_store_that_refuses_every_queue_is_logged_once_and_feeds_no_breaker(
     sample.refused = tuple(Semantics)
     rounds: list[int] = []
     dispatcher = DelayedDispatcher("default", uuid.uuid4())
-    count = dispatcher._next_due_in
-    monkeypatch.setattr(dispatcher, "_next_due_in", lambda: rounds.append(1) or count())
+    count = dispatcher.next_due_in
+    monkeypatch.setattr(dispatcher, "next_due_in", lambda: rounds.append(1) or count())
     dispatcher.start()
     try:
         eventually(lambda: len(rounds) > 3)

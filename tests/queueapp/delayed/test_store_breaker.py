@@ -55,7 +55,7 @@ def test_a_send_that_cannot_be_stored_arms_it_and_its_setting_triggers_it(
 ) -> None:
     settings.QUEUEAPP = {"TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER": seconds}
     breaker = delayed.store_breaker("default", delayed.store_of("default"))
-    breaker._waits = dict.fromkeys(State, 60.0)
+    breaker.waits = dict.fromkeys(State, 60.0)
     started = monotonic()
     sent = 0
     # Three may be refused within a millisecond.
@@ -112,7 +112,7 @@ def test_delayed_retries_that_cannot_be_stored_arm_it_and_what_was_to_be_retried
 ) -> None:
     settings.QUEUEAPP = {"TIME_TO_TRIGGER_STORE_CIRCUIT_BREAKER": seconds, "PEEK_DELAY": 0.1}
     breaker = delayed.store_breaker("default")
-    breaker._waits = dict.fromkeys(State, 0.01)
+    breaker.waits = dict.fromkeys(State, 0.01)
 
     def act(message: Nop) -> None:
         raise KeyError

@@ -97,7 +97,7 @@ def test_fairness_model_what_was_shared_out_is_taken_up_though_there_is_more_tha
     first = InProportion.objects.filter(lease_owner=subscription)
     first.update(lease_token=F("lease_owner"))
     InProportion.send_many({"n": n} for n in range(20))
-    taking._known_until = 0.0  # as after KNOWN_FOR
+    taking.known_until = 0.0  # as after KNOWN_FOR
 
     taken = take(taking, subscription, 2)
 
@@ -137,7 +137,7 @@ def test_fairness_model_takes_a_subscriber_with_a_backlog_of_0_for_none(
     assert "lock" not in spy.used
 
     filtered = subscribe(2, filter="/n > 5")
-    taking._known_until = 0.0
+    taking.known_until = 0.0
     Subscriber.objects.filter(pk=subscription).delete()
 
     assert len(take(taking, filtered, 2).unassigned) == 5, "what the idle consumer would pass is unassigned"

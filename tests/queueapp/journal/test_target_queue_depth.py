@@ -133,8 +133,8 @@ def test_service_waits_until_the_queue_is_half_empty(server: Server, service: Jo
     service.start()
     eventually(lambda: active(server) == DEPTH)
     take(server, Deep, DEPTH // 2 - 1)
-    looked = service._queues[0].due
-    eventually(lambda: service._queues[0].due > looked + 0.2)
+    looked = service.queues[0].due
+    eventually(lambda: service.queues[0].due > looked + 0.2)
     assert active(server) == DEPTH // 2 + 1
 
     take(server, Deep, 1)
@@ -150,8 +150,8 @@ def test_service_waits_for_a_transaction_that_published_before(server: Server, s
     with server.transaction(late):
         journal_of(late).append(late, TOPIC, [outgoing(b'{"n":1}')], ["|+testapp.Deep|"])
         put(server, TOPIC, 2)
-        looked = service._queues[0].due
-        eventually(lambda: service._queues[0].due > looked)
+        looked = service.queues[0].due
+        eventually(lambda: service.queues[0].due > looked)
         assert active(server) == 0
     eventually(lambda: numbers(server, Deep) == [1, 2])
 

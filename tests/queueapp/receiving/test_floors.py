@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.receiving.low_water_marks import _KEPT_IN_A_ROW, _NEAR_WINDOWS_IN_A_ROW, FIRST_WINDOW, LowWaterMarks
+from queueapp.receiving.low_water_marks import FIRST_WINDOW, KEPT_IN_A_ROW, NEAR_WINDOWS_IN_A_ROW, LowWaterMarks
 from queueapp.sql.claims import MAX_SEQ, SeqRange
 
 LEVELS = (("", 1), ("", 0))
@@ -233,7 +233,7 @@ def test_what_is_not_for_this_process_is_stepped_over() -> None:
 def test_what_came_back_is_looked_for_although_a_claim_under_way_raised_the_floor_again() -> None:
     floors = LowWaterMarks()
     floors.advance([row(10 * FIRST_WINDOW)], floors.returns)
-    for number in range(_KEPT_IN_A_ROW):
+    for number in range(KEPT_IN_A_ROW):
         began = floors.returns
         floors.retreat(10 * FIRST_WINDOW - 20)
         assert floors.lowest <= 10 * FIRST_WINDOW - 20
@@ -365,7 +365,7 @@ def test_a_look_just_behind_the_floor_that_did_not_reach_its_end_goes_on() -> No
 def test_looks_just_behind_the_floor_go_on_after_the_rescan_had_its_turn() -> None:
     floors = LowWaterMarks()
     floors.advance([row(10 * FIRST_WINDOW)], floors.returns)
-    for _ in range(_NEAR_WINDOWS_IN_A_ROW + 1):
+    for _ in range(NEAR_WINDOWS_IN_A_ROW + 1):
         began = floors.returns
         floors.retreat(10 * FIRST_WINDOW - 1)
         floors.advance([row(10 * FIRST_WINDOW)], floors.returns)

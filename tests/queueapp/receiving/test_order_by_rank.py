@@ -184,7 +184,7 @@ def test_priority_a_late_commit_is_found_behind_the_floor(alias: str) -> None:
     assert isinstance(ranked, Priority64Marks)
     assert take(Ranked, alias, 5) == [49, 48, 47, 46, 45]
     put(Ranked, alias, 1000)
-    ranked._read_to = sql.figures.last_seq(connection)  # as if its seq had been passed while it was not committed
+    ranked.read_to = sql.figures.last_seq(connection)  # as if its seq had been passed while it was not committed
 
     assert take(Ranked, alias, 2) == [1000, 44]
 
@@ -310,20 +310,20 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
 def test_windows_of_the_rescan_grow_behind_a_distant_server_too() -> None:
     ranked = Priority64Marks()
     for _ in range(20):
-        ranked._window.advance(1_000_000, ranked._server_time(0.12))
+        ranked.window.advance(1_000_000, ranked.server_time(0.12))
 
-    assert ranked._window.span >= 1_000_000
+    assert ranked.window.span >= 1_000_000
 
     for _ in range(20):  # or on a busy machine
-        ranked._window.advance(1_000_000, ranked._server_time(1.0))
+        ranked.window.advance(1_000_000, ranked.server_time(1.0))
 
-    assert ranked._window.span == 1_000_000 // 16
+    assert ranked.window.span == 1_000_000 // 16
 
 
 def test_windows_of_the_rescan_follow_each_other_up_to_what_was_looked_at() -> None:
     ranked, looked, answers = Priority64Marks(), [], {1: (50_499, WINDOW_ROWS)}
-    ranked._read_to, ranked._round_trip = 200_499, 0.0
-    ranked._window.position, ranked._window.span = 500, 50_000
+    ranked.read_to, ranked.round_trip = 200_499, 0.0
+    ranked.window.position, ranked.window.span = 500, 50_000
 
     class Statements:
         @property
@@ -341,14 +341,14 @@ def test_windows_of_the_rescan_follow_each_other_up_to_what_was_looked_at() -> N
     for _ in range(5):
         ranked.rescan_at = 0.0
         ranked.rescan(Statements(), None)
-        ranked._window.span = 50_000
+        ranked.window.span = 50_000
 
     assert looked == [(500, 50_499), (50_500, 100_499), (50_500, 100_499), (100_500, 150_499), (150_500, 200_499)]
     assert not ranked.rescanning
 
-    ranked._read_to = 200_500
+    ranked.read_to = 200_500
     for _ in range(2):
-        ranked.rescan_at, ranked._window.span = 0.0, 200_500
+        ranked.rescan_at, ranked.window.span = 0.0, 200_500
         ranked.rescan(Statements(), None)
     assert looked[5:] == [(0, 200_499), (200_500, 200_500)]
 
@@ -356,7 +356,7 @@ def test_windows_of_the_rescan_follow_each_other_up_to_what_was_looked_at() -> N
 def test_a_window_that_two_looked_at_is_passed_once() -> None:
     """A task looks as well, in the same moment."""
     ranked, looked = Priority64Marks(), []
-    ranked._read_to = 3_000_000
+    ranked.read_to = 3_000_000
 
     class Statements:
         @property

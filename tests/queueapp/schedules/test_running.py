@@ -282,8 +282,8 @@ def test_without_its_table_delayed_messages_are_moved_all_the_same(caplog: pytes
         cursor.execute("ALTER TABLE queueapp_schedule RENAME TO queueapp_schedule_gone")
         try:
             with caplog.at_level(logging.ERROR):
-                dispatcher._round()
-                dispatcher._round()
+                dispatcher.dispatch_once()
+                dispatcher.dispatch_once()
         finally:
             cursor.execute("ALTER TABLE queueapp_schedule_gone RENAME TO queueapp_schedule")
 

@@ -19,12 +19,14 @@ from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 def watched() -> Any:
     """The connection that this thread waits for, as far as the watching thread knows."""
-    entry = connection_timeouts._waiting.get(threading.get_ident())
+    entry = connection_timeouts.deadline_of(threading.get_ident())
     return entry and entry[1]
 
 
 def since() -> float:
-    return connection_timeouts._waiting[threading.get_ident()][0]
+    entry = connection_timeouts.deadline_of(threading.get_ident())
+    assert entry is not None
+    return entry[0]
 
 
 class Clock:

@@ -126,9 +126,9 @@ def test_two_projects_on_one_database_each_dispatch_their_own(start: Start) -> N
     with queues.isolated(Leased):
         first = start()
         eventually(lambda: Leased.objects.count() == 3)
-        looked = first.elector._renew_at
-        first.elector._renew_at = 0.0
-        eventually(lambda: first.elector._renew_at > looked)
+        looked = first.elector.renew_at
+        first.elector.renew_at = 0.0
+        eventually(lambda: first.elector.renew_at > looked)
         assert DelayedMessage.objects.filter(destination="testapp.AtMostOnce", retries=0).count() == 3
 
     with queues.isolated(AtMostOnce):
@@ -236,18 +236,18 @@ def test_rows_locked_by_another_session_are_polled_less_and_less_often(settings:
     with another() as second_session:
         with second_session.cursor() as cursor:
             cursor.execute("DELETE FROM queueapp_delayedmessage")
-        waits = [delayed_dispatcher._round() for _ in range(12)]
+        waits = [delayed_dispatcher.dispatch_once() for _ in range(12)]
         assert waits[:3] == [0.005, 0.01, 0.02]
         assert waits[-1] == 1.0
         store(1)
-        delayed_dispatcher._round()
+        delayed_dispatcher.dispatch_once()
         assert delayed_dispatcher.dispatched == 1, "the others are moved"
 
-    eventually(lambda: delayed_dispatcher._round() == 60 and delayed_dispatcher.dispatched == 2)
+    eventually(lambda: delayed_dispatcher.dispatch_once() == 60 and delayed_dispatcher.dispatched == 2)
     store(1)
     with another() as second_session, second_session.cursor() as cursor:
         cursor.execute("DELETE FROM queueapp_delayedmessage")
-        assert delayed_dispatcher._round() == 0.005, "from the beginning"
+        assert delayed_dispatcher.dispatch_once() == 0.005, "from the beginning"
 
 
 def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,13 +261,13 @@ def test_an_idle_round_asks_its_store_once(settings: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(backend, "first_due", first_due)
     delayed_dispatcher = DelayedDispatcher("default", uuid.uuid4())
-    assert (delayed_dispatcher._round(), len(asked)) == (60, 1)
+    assert (delayed_dispatcher.dispatch_once(), len(asked)) == (60, 1)
 
     store(1, due_in=timedelta(seconds=30))
-    assert 0 < delayed_dispatcher._round() <= 30
+    assert 0 < delayed_dispatcher.dispatch_once() <= 30
     assert len(asked) == 2
 
     store(1)
-    assert 0 < delayed_dispatcher._round() <= 30
+    assert 0 < delayed_dispatcher.dispatch_once() <= 30
     assert (len(asked), delayed_dispatcher.dispatched) == (4, 1), "what was moved is not what is due next"
     delayed_dispatcher.elector.resign()

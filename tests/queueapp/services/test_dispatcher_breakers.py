@@ -34,7 +34,7 @@ def start(settings: Any) -> Iterator[Start]:
         settings.QUEUEAPP = getattr(settings, "QUEUEAPP", {}) | {"DISPATCH_INTERVAL": 0.05} | given
         delayed_dispatcher = DelayedDispatcher("default", uuid.uuid4())
         for breaker in (delayed_dispatcher.fetch_breaker, delayed_dispatcher.dispatch_breaker):
-            breaker._waits = dict.fromkeys(State, 0.01)
+            breaker.waits = dict.fromkeys(State, 0.01)
         started.append(delayed_dispatcher)
         delayed_dispatcher.start()
         return delayed_dispatcher
@@ -241,13 +241,13 @@ def test_it_looks_again_after_the_time_that_the_setting_states(start: Start, sec
     worker = start(DISPATCH_INTERVAL=seconds)
     eventually(lambda: worker.elector.is_leader)
     looks: list[float] = []
-    really = worker._round
+    really = worker.dispatch_once
 
     def look() -> float:
         looks.append(really())
         return looks[-1]
 
-    worker._round = look  # type: ignore[method-assign]
+    worker.dispatch_once = look  # type: ignore[method-assign]
     worker.wake()
     worker.wake()
     eventually(lambda: looks)

@@ -27,7 +27,7 @@ def expire_leadership() -> None:
 
 
 def renewal_is_due(elector: Elector) -> None:
-    elector._renew_at = 0.0
+    elector.renew_at = 0.0
 
 
 def test_the_first_to_ask_leads_and_the_other_waits() -> None:

@@ -55,7 +55,7 @@ def test_a_purge_ends_after_the_batch_in_which_its_process_is_stopped_or_leads_n
             service.stop(0)
             return
         Leader.objects.update(holder=uuid.uuid4(), term=2)
-        elector._renew_at = 0.0
+        elector.renew_at = 0.0
 
     really = maintenance.delete_expired
 
@@ -243,8 +243,8 @@ def test_unroutable_messages_are_logged_once_and_again_after_an_hour(
 
     def name() -> list[str]:
         caplog.clear()
-        maintenance_._report_undeliverable()
-        maintenance_._report_unroutable()
+        maintenance_.report_undeliverable()
+        maintenance_.report_unroutable()
         return [record.getMessage() for record in caplog.records]
 
     said = name()

@@ -107,7 +107,7 @@ def test_a_receiver_may_take_its_time(start: Callable[..., Maintenance]) -> None
     watched: list[Any] = []
 
     def slow(**_: Any) -> None:
-        watched.append(connection_timeouts._waiting.get(threading.get_ident()))
+        watched.append(connection_timeouts.deadline_of(threading.get_ident()))
         inside.set()
         may_continue.wait(DEADLINE)
 
@@ -126,12 +126,12 @@ def test_after_code_of_the_users_the_database_is_watched_again() -> None:
     with connection_timeouts.ResponseDeadline(connection):
         assert (
             connection_timeouts.without_deadline(
-                "a hook", lambda: connection_timeouts._waiting.get(thread), outcome_final=True
+                "a hook", lambda: connection_timeouts.deadline_of(thread), outcome_final=True
             )
             is None
         )
-        assert connection_timeouts._waiting[thread][1] is connection
-    assert thread not in connection_timeouts._waiting
+        assert (connection_timeouts.deadline_of(thread) or ())[1:] == (connection,)
+    assert connection_timeouts.deadline_of(thread) is None
 
 
 def test_a_receiver_that_leaves_a_transaction_open_takes_nothing_with_it(

@@ -30,7 +30,7 @@ def breakers() -> dict[str, CircuitBreaker]:
 def pulse(settings: Any, breakers: dict[str, CircuitBreaker]) -> Iterator[ServiceHeartbeat]:
     settings.QUEUEAPP = {"HEARTBEAT_INTERVAL": 0.1}
     made = ServiceHeartbeat("default", {name: [breaker] for name, breaker in breakers.items()}, uuid.uuid4())
-    made._breaker._waits = dict.fromkeys(made._breaker._waits, 0.05)
+    made.breaker.waits = dict.fromkeys(made.breaker.waits, 0.05)
     made.start()
     eventually(lambda: Subscriber.objects.count() == 2)
     yield made
@@ -64,7 +64,7 @@ def test_a_beat_that_fails_is_repeated_on_a_new_connection(pulse: ServiceHeartbe
     Subscriber.objects.all().delete()
 
     eventually(lambda: Subscriber.objects.count() == 2)
-    eventually(lambda: pulse._breaker.failures == 0)
+    eventually(lambda: pulse.breaker.failures == 0)
 
 
 def test_it_stops_with_one_log_line_where_it_cannot_deregister(
@@ -74,7 +74,7 @@ def test_it_stops_with_one_log_line_where_it_cannot_deregister(
     pulse = ServiceHeartbeat("default", {DISPATCHER: [breakers[DISPATCHER]]}, uuid.uuid4())
     with without_table(Subscriber):
         pulse.start()
-        eventually(lambda: pulse._breaker.failures > 0)
+        eventually(lambda: pulse.breaker.failures > 0)
         assert pulse.stop(DEADLINE)
 
     assert f"{DISPATCHER} could not deregister from 'default'" in caplog.text

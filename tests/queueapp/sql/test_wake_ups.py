@@ -144,7 +144,7 @@ def test_an_ear_leaves_no_conversation_behind_and_renews_its_own(
     before = conversations(server)
     ear = listening()
     assert conversations(server) == before + 2
-    monkeypatch.setattr(ear, "_renew_at", 0.0)
+    monkeypatch.setattr(ear, "renew_at", 0.0)
     tell(server, "sent before it renewed")
 
     assert until_heard(ear, 1) == ["sent before it renewed"]

@@ -103,17 +103,17 @@ def test_a_process_that_does_both(monkeypatch: pytest.MonkeyPatch) -> None:
         ("default", WAREHOUSE)
     ]
     here, there = of(Maintenance, found)
-    assert there._queues == [Transactional]
-    assert Leased in here._queues
-    assert all(queue._meta.managed or registered.of(queue) for queue in here._queues)
+    assert there.queues == [Transactional]
+    assert Leased in here.queues
+    assert all(queue._meta.managed or registered.of(queue) for queue in here.queues)
     (first, _) = of(ServiceHeartbeat, found)
-    names = {name: [item.name.split(" ")[0] for item in breaker] for name, (_, breaker) in first._breakers.items()}
+    names = {name: [item.name.split(" ")[0] for item in breaker] for name, (_, breaker) in first.breakers.items()}
     assert names == {
         DISPATCHER: ["Fetch", "Dispatch", "Recovery"] * 2,
         MAINTENANCE: ["Maintenance", "Evaluation", "Journal"],
     }, "those of the forwarder as well"
     dispatching = {item.elector.role for item in found if isinstance(item, DelayedDispatcher)}
-    assert not dispatching & {here._elector.role, there._elector.role}, "each is elected for itself"
+    assert not dispatching & {here.elector.role, there.elector.role}, "each is elected for itself"
 
 
 @pytest.mark.parametrize("role", ["dispatcher", "maintenance"])
@@ -125,7 +125,7 @@ def test_a_process_that_does_one_of_it(monkeypatch: pytest.MonkeyPatch, role: st
     assert [len(of(kind, found)) for kind in (Maintenance, JournalService)] == [int(not dispatches)] * 2
     assert len(of(Listener, found)) == 1, "either may be woken"
     (pulse,) = of(ServiceHeartbeat, found)
-    assert list(pulse._breakers) == [DISPATCHER if dispatches else MAINTENANCE]
+    assert list(pulse.breakers) == [DISPATCHER if dispatches else MAINTENANCE]
 
 
 def test_a_wake_up_wakes_the_dispatcher_and_the_forwarder_of_its_own_database(
@@ -136,12 +136,12 @@ def test_a_wake_up_wakes_the_dispatcher_and_the_forwarder_of_its_own_database(
     monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
     first, second = of(Listener, found)
 
-    first._on_notify("delayed")
+    first.on_notify("delayed")
     assert woken == ["dispatcher-default", f"dispatcher-default for {WAREHOUSE}"]
     woken.clear()
-    second._on_notify("delayed")
+    second.on_notify("delayed")
     assert woken == [f"dispatcher-{WAREHOUSE}"]
-    second._on_notify("testapp.Leased")
+    second.on_notify("testapp.Leased")
     assert woken == [f"dispatcher-{WAREHOUSE}"]
 
 
@@ -183,8 +183,8 @@ def test_a_publication_wakes_who_fills_queues_from_the_journal(monkeypatch: pyte
     monkeypatch.setattr(service.Service, "wake", lambda self: woken.append(self.name))
     (listener,) = of(Listener, found)
 
-    listener._on_notify("journal")
-    listener._on_notify("delayed")
+    listener.on_notify("journal")
+    listener.on_notify("delayed")
     assert woken == ["journal-default"]
 
 
@@ -205,4 +205,4 @@ def test_a_foreign_queue_with_a_consumer_is_maintained_and_so_are_its_alerts(
     found = services_of(monkeypatch, "maintenance", runs_maintenance=True, aliases=["default"])
 
     for (item,) in (of(Maintenance, found), of(AlertEvaluator, found)):
-        assert ForeignPostgres in item._queues
+        assert ForeignPostgres in item.queues

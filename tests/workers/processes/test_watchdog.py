@@ -52,7 +52,7 @@ def test_a_handler_that_ignores_its_time_limit_costs_the_process(
     watching.start()
 
     eventually(lambda: stuck)
-    watching._check()
+    watching.check()
     release.set()
     eventually(lambda: not Leased.objects.exists())
     assert watching.stop(30)

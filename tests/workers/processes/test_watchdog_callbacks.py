@@ -150,7 +150,7 @@ def test_a_hook_that_ignores_its_time_limit_costs_the_process(
     watching.start()
 
     eventually(lambda: stuck)
-    watching._check()
+    watching.check()
     release.set()
     assert watching.stop(30)
 
@@ -173,8 +173,8 @@ def test_a_callback_that_hangs_without_a_limit_is_reported_once(
     worker = start_worker(Transactional, watchdog=False)
     watching = Watchdog([worker.pump], lambda: pytest.fail("it has no limit"))
     assert hang.began.wait(30)
-    eventually(lambda: watching._check() and messages(caplog, logging.WARNING))
-    assert watching._check()
+    eventually(lambda: watching.check() and messages(caplog, logging.WARNING))
+    assert watching.check()
     release.set()
 
     (slow,) = messages(caplog, logging.WARNING)

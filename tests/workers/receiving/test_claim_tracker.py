@@ -409,7 +409,7 @@ def test_in_the_middle_of_a_cycle_there_is_no_more_rest_than_for_its_time(floors
     claims.peeked(PeekResult(0, 0, 0), claims.peek_ranges()[1], 0.001)
     claims.next_window_at = 0.0
 
-    floors._window.cycle_seconds = 1.0
+    floors.window.cycle_seconds = 1.0
     began = monotonic()
     claims.peeked(PeekResult(0, 0, 0), claims.peek_ranges()[1], 0.004)
 

@@ -132,13 +132,13 @@ def test_what_was_set_while_a_heartbeat_was_reading_is_not_taken_back_by_it() ->
     was_read: list[str] = []
     QueueControl.objects.create(queue=Leased._meta.label)
     with connection.execute_wrapper(set_then):
-        heartbeat._read_controls()
+        heartbeat.read_controls()
     assert was_read
     assert overrides.lease_period(Leased, "default") == timedelta(hours=3)
-    heartbeat._read_controls()
+    heartbeat.read_controls()
     assert overrides.lease_period(Leased, "default") == timedelta(hours=3)
     control.set_option(Leased, "lease_period", None)
-    heartbeat._read_controls()
+    heartbeat.read_controls()
     assert overrides.lease_period(Leased, "default") == Leased.delivery.lease_period
 
 

@@ -716,7 +716,7 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
     settings.QUEUEAPP = {"PEEK_DELAY": 7}
     pump = idle_pump(queue)
     clock = a_clock(monkeypatch)
-    pump.marks._window.position = 50_000
+    pump.marks.window.position = 50_000
     at = "next_window_at" if queue is Leased else "rescan_at"
     holder = pump.state.claims if queue is Leased else pump.marks
 
@@ -724,7 +724,7 @@ def test_a_fresh_process_looks_through_an_old_queue_without_waiting_for_peek_del
         setattr(holder, at, clock() + due)
         assert pump.seconds_to_next_peek() == wait
 
-    pump.marks._window.position = None
+    pump.marks.window.position = None
     setattr(holder, at, clock() - 2)
     assert pump.seconds_to_next_peek() == 7
 
@@ -776,7 +776,7 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     pump = idle_pump()
     pump.peek()
     pump.stopping.set()  # no rest after it
-    pump.marks._round_trip = 0.001
+    pump.marks.round_trip = 0.001
 
     def fails(self: Any, *arguments: Any) -> Any:
         raise OperationalError("terminating connection")
@@ -784,7 +784,7 @@ def test_after_a_look_that_failed_the_way_to_the_server_is_measured_anew(
     monkeypatch.setattr(type(pump.state.sql.claims), "peek", fails)
     pump.peek()
 
-    assert pump.marks._round_trip > 1
+    assert pump.marks.round_trip > 1
 
 
 @pytest.mark.usefixtures("fast")
@@ -792,7 +792,7 @@ def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.
     pump = idle_pump(Capped)
     pump.peek()
     pump.stopping.set()  # no rest after it
-    pump.marks._round_trip = 0.001
+    pump.marks.round_trip = 0.001
     assert pump.state.limited_claims is not None
 
     def fails(*arguments: Any) -> Any:
@@ -803,7 +803,7 @@ def test_so_it_is_after_one_for_what_others_have_shared_out(monkeypatch: pytest.
 
     assert pump.submit_for_assigned()
 
-    assert pump.marks._round_trip > 1
+    assert pump.marks.round_trip > 1
 
 
 @pytest.mark.usefixtures("fast")

@@ -95,12 +95,12 @@ class Slow:
 
     def look(self) -> None:
         """One look, on this thread, and no rest after it."""
-        self.renewals._round()
+        self.renewals.renew_once()
         self.watched.paused_until = 0.0
 
     @property
     def watched(self) -> RenewedQueue:
-        (watched,) = self.renewals._queues
+        (watched,) = self.renewals.queues
         return watched
 
     def free(self) -> list[int]:

@@ -428,8 +428,8 @@ def test_requests_and_progress_cost_a_worker_no_statement_of_their_own(start: An
 
     def statements() -> list[str]:
         with CaptureQueriesContext(connection) as captured:
-            beating._write()
-            beating._read_controls()
+            beating.write_rows()
+            beating.read_controls()
         return [
             message["sql"] for message in captured if "cancelling" in message["sql"] or '"progress" =' in message["sql"]
         ]

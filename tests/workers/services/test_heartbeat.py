@@ -272,7 +272,7 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
     monkeypatch.setattr(
         heartbeats, "CircuitBreaker", lambda name, **names: CircuitBreaker(name, failing_wait=timedelta(0), **names)
     )
-    really_beat = Heartbeat._write
+    really_beat = Heartbeat.write_rows
     errors = [OperationalError("away")] * 3
 
     def beat(self: Heartbeat) -> None:
@@ -280,7 +280,7 @@ def test_a_database_that_is_away_is_waited_for(start_worker: Start, monkeypatch:
             raise errors.pop()
         really_beat(self)
 
-    monkeypatch.setattr(Heartbeat, "_write", beat)
+    monkeypatch.setattr(Heartbeat, "write_rows", beat)
     pump = QueuePump(Leased, "default", stopping=threading.Event())
     heartbeat = Heartbeat("default", [pump], uuid.uuid4())
     heartbeat.start()

@@ -154,7 +154,7 @@ def test_what_is_unlocked_when_the_process_ends_is_acked_at_last(slow: Slow, mon
         lock.enter_context(locked(first))
         slow.renewals.start()
         eventually(lambda: second not in seqs_of(Leased))
-        monkeypatch.setattr(slow.renewals, "_round", lambda: False)  # its next look would be too late
+        monkeypatch.setattr(slow.renewals, "renew_once", lambda: False)  # its next look would be too late
     assert slow.renewals.stop(DEADLINE)
 
     assert seqs_of(Leased) == [fourth, fifth]
@@ -203,7 +203,7 @@ def test_a_look_that_failed_forgets_nothing_and_costs_no_connection(
         batch.renew_again.add(slow.seqs[2])
         session = connection.connection
         with locked_table(Leased):
-            slow.renewals._round()
+            slow.renewals.renew_once()
         assert batch.renew_again == {slow.seqs[2]}
         assert slow.watched.paused_until > monotonic() - 60
         assert connection.connection is session
@@ -231,7 +231,7 @@ def test_a_table_that_a_migration_has_locked_holds_up_no_other_queue_of_the_same
         slow.receiver.batch.expires = second_single_receiver.batch.expires = monotonic()
         before = expiry(Urgent, seq)
         with locked_table(Leased):
-            renewals._round()
+            renewals.renew_once()
         assert expiry(Urgent, seq) > before
         gate.let(2)  # whichever of the two handlers is first
 

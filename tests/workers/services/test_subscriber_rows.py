@@ -111,5 +111,5 @@ def test_failures_of_an_earlier_window_are_no_trouble_any_more(monkeypatch: pyte
         "state": "failing",
         "error": "RuntimeError: once",
     }
-    breaker._window_started -= RateBreaker.WINDOW + 1
+    breaker.window_started -= RateBreaker.WINDOW + 1
     assert breaker.report() is None

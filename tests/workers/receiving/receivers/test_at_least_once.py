@@ -64,7 +64,7 @@ def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
             if isinstance(taken, tuple):  # a message that waited; else one that is done
                 item.batch.expires = monotonic()  # it is high time
                 before = Leased.objects.get(seq=taken[0]).lease_expires
-                renewals._round()
+                renewals.renew_once()
                 assert Leased.objects.get(seq=taken[0]).lease_expires > before, "it was missed"
                 renewed.append(taken[0])
             return taken

@@ -88,7 +88,7 @@ def test_what_a_set_is_deleted_by_is_watched_again(monkeypatch: pytest.MonkeyPat
 
     @set_consumer(InSets)
     def handle(messages: MessageSet) -> None:
-        watched.append(me in connection_timeouts._waiting)
+        watched.append(connection_timeouts.deadline_of(me) is not None)
 
     send(InSets, 2)
     receiver = SingleReceiver(InSets)
@@ -96,7 +96,7 @@ def test_what_a_set_is_deleted_by_is_watched_again(monkeypatch: pytest.MonkeyPat
     remove = verbs.remove
 
     def removing(*arguments: Any) -> int:
-        watched.append(me in connection_timeouts._waiting)
+        watched.append(connection_timeouts.deadline_of(me) is not None)
         return remove(*arguments)
 
     monkeypatch.setattr(verbs, "remove", removing)
