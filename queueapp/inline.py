@@ -85,7 +85,7 @@ class Engine(Protocol):
 
 
 #: Set by the workers' app.
-_engine: Engine | None = None
+engine: Engine | None = None
 #: Calls the handler of one message, whose columns are given: (queue, database, columns). It neither claims nor ends it.
 _rehearser: Callable[[Any, str, Mapping[str, Any]], Rehearsed] | None = None
 observers: list[Callable[[Outcome], None]] = []
@@ -96,8 +96,8 @@ _disabled = False
 
 def register_engine(by: Engine, rehearser: Callable[[Any, str, Mapping[str, Any]], Rehearsed] | None = None) -> None:
     """Use this engine to handle messages, and this function to call a handler in a rehearsal."""
-    global _engine, _rehearser
-    _engine, _rehearser = by, rehearser
+    global engine, _rehearser
+    engine, _rehearser = by, rehearser
 
 
 def can_rehearse() -> bool:
@@ -107,19 +107,19 @@ def can_rehearse() -> bool:
 
 def has_engine() -> bool:
     """Whether there is an engine."""
-    return _engine is not None
+    return engine is not None
 
 
 def handle_next(queue: Any, alias: str) -> Outcome | None:
     """Handle the next message of a queue in this thread; None: there is none for a consumer of this process. Raises
     QueueError without the workers' app, and within a handler that runs inline."""
-    if _engine is None:
+    if engine is None:
         raise QueueError("Nothing here can handle messages: add 'queueapp.workers' to INSTALLED_APPS.")
     if getattr(_thread, "handling", False):
         raise QueueError("A handler runs in this thread: what it sends is handled when it has ended, not within it.")
     _thread.handling = True
     try:
-        outcomes = _engine(queue, alias)
+        outcomes = engine(queue, alias)
     finally:
         _thread.handling = False
     for outcome in outcomes:

@@ -84,7 +84,7 @@ def _health_of(alias: str, tables: list[str]) -> dict[str, Any]:
         "holders": [_holder(holder) for holder in holders],
         "tables": [_table(table) for table in found[:TABLES]],
         "errors": errors,
-        "advice": [*filter(None, map(_advice_on_holder, holders)), *filter(None, map(_advice_on_table, found))],
+        "advice": [*filter(None, map(_advice_on_holder, holders)), *filter(None, map(advice_on_table, found))],
     }
 
 
@@ -134,7 +134,8 @@ def _advice_on_holder(holder: SnapshotHolder) -> str:
     )
 
 
-def _advice_on_table(table: TableHealth) -> str:
+def advice_on_table(table: TableHealth) -> str:
+    """What to do about a bloated table; '' where there is nothing to do."""
     if not _is_bloated(table):
         return ""
     return (

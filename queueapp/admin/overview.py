@@ -168,7 +168,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             "delayed_url": self._list_of(request, DelayedMessage, row.alias, destination=label),
             "poison_url": self._list_of(request, PoisonMessage, row.alias, queue=label),
             "workers_url": self._list_of(request, Subscriber, row.alias, queue=label),
-            **({} if row.queue is None else self._of_known_queue(row)),
+            **({} if row.queue is None else self.of_known_queue(row)),
         }
 
     def _spark(self, row: OverviewRow) -> SafeString:
@@ -178,7 +178,8 @@ class OverviewAdmin(ReadOnlyAdmin):
             return drawn
         return format_html('<a href="{}">{}</a>', self._url("charts", row.label), drawn)
 
-    def _of_known_queue(self, row: OverviewRow) -> dict[str, Any]:
+    def of_known_queue(self, row: OverviewRow) -> dict[str, Any]:
+        """The links of a row."""
         # Only for known queues: the name of an unknown one comes from a message, and no URL need match it.
         verbs = ("resume" if row.paused else "pause", "concurrency", "limits", "purge")
         return {

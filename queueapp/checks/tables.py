@@ -48,7 +48,7 @@ def check_tables(databases: Any = None, **_: Any) -> list[Any]:
     for alias in databases or ():
         queues = by_alias.get(alias, [])
         if alias in by_alias or (alias == DEFAULT_DB_ALIAS and not by_alias):
-            found += _check_tables_in(alias, queues)
+            found += check_tables_in(alias, queues)
     return found
 
 
@@ -81,7 +81,8 @@ def _check_connections(alias: str, queues: list[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
+def check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
+    """Check the tables of these queues in one database."""
     found: list[Any] = []
     try:
         backend = backend_of(connections[alias])

@@ -79,6 +79,11 @@ def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore, seen: A
 _spellings: set[str] = set()
 
 
+def forget() -> None:
+    """Clear the cache (tests)."""
+    _spellings.clear()
+
+
 def destinations() -> list[str]:
     """The names under which messages are addressed to the queues of this process: labels, tables, and what else was
     seen that ``registry.queues`` understands. The store compares them letter by letter."""

@@ -85,7 +85,7 @@ def forward_due(
         for destination in overdue:
             keys = backend.delayed.lock_due(connection, table, destination, limit - locked)
             if keys:
-                batch = _Forwarding(alias, target, destination, on_refused, waiting)
+                batch = Forwarding(alias, target, destination, on_refused, waiting)
                 done = batch.forward(table, keys)
                 total = Dispatched(*(a + b for a, b in zip(total, done, strict=True)))
                 failure = failure or batch.failure
@@ -136,7 +136,7 @@ def can_tell(target: str) -> bool:
     return bool(router.allow_migrate_model(target, ForwardedMessage))
 
 
-class _Forwarding:
+class Forwarding:
     """One batch for one queue, in the transaction of its store that holds the locks."""
 
     def __init__(self, alias: str, target: str, destination: str, on_refused: OnRefused, waiting: Waiting) -> None:
@@ -175,7 +175,7 @@ class _Forwarding:
 
     def _forward(self, rows: list[DelayedMessage]) -> None:
         try:
-            self._deliver(rows)
+            self.deliver(rows)
             self._moved += [row.number for row in rows]
             return
         except (Error, QueueNotFound) as error:
@@ -183,7 +183,7 @@ class _Forwarding:
         # One of them is refused, or all of them are too many: one by one, so that it does not hold up the others.
         for row in rows:
             try:
-                self._deliver([row])
+                self.deliver([row])
                 self._moved.append(row.number)
             except (Error, QueueNotFound) as error:
                 self._raise_targets(error, alone=True)
@@ -209,7 +209,7 @@ class _Forwarding:
         if piece:
             yield piece
 
-    def _deliver(self, rows: list[DelayedMessage]) -> None:
+    def deliver(self, rows: list[DelayedMessage]) -> None:
         """The target's transaction: committed when this returns."""
         connection = connections[self._target]
         with self._waiting(connection), transaction.atomic(using=self._target):
@@ -301,3 +301,8 @@ def _say_once(alias: str, target: str) -> None:
         "Database %r has no tables of queueapp: what is forwarded to it from %r may be there twice after a crash.",
         target, alias,
     )  # fmt: skip
+
+
+def forget() -> None:
+    """Log again what is logged once (tests)."""
+    _say_once.cache_clear()

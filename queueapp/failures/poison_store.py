@@ -43,7 +43,7 @@ def insert_poison(
     bare record impossible."""
     try:
         described = describe(exception) if exception is not None else {}
-        _insert(alias, **full_record(queue, row, reason, attempts=attempts, consumer=consumer) | described | columns)
+        insert(alias, **full_record(queue, row, reason, attempts=attempts, consumer=consumer) | described | columns)
     except Exception as error:
         if is_transient(error, alias):
             raise
@@ -83,14 +83,15 @@ def insert_poison_minimal(
         "cancels": _whole_number(row.cancels),
     }
     try:
-        _insert(alias, **bare, **message_values(row))
+        insert(alias, **bare, **message_values(row))
     except Exception as again:
         if is_transient(again, alias):
             raise
-        _insert(alias, **bare, body=row.body, headers=_escaped(row.headers), **_cleaned(row))
+        insert(alias, **bare, body=row.body, headers=_escaped(row.headers), **_cleaned(row))
 
 
-def _insert(alias: str, **columns: Any) -> None:
+def insert(alias: str, **columns: Any) -> None:
+    """Insert a poison message."""
     # A savepoint: what fails here is tried in another way, in the same transaction. Not save(): its signals are the
     # user's.
     with transaction.atomic(using=alias):

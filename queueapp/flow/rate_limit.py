@@ -43,7 +43,7 @@ class RateLimit:
     def __init__(self, queue: Any, alias: str) -> None:
         self._queue, self._alias = queue._meta.label, alias
         self._rate = per_second(queue.delivery.rate)
-        self._burst = float(queue.delivery.rate_burst or max(1, math.ceil(self._rate * 2 * AHEAD)))
+        self.burst = float(queue.delivery.rate_burst or max(1, math.ceil(self._rate * 2 * AHEAD)))
         self._ahead = math.ceil(self._rate * AHEAD) if self._rate >= PREFETCHED else 0
         self._lock = threading.Lock()
         self._kept, self._kept_until = 0, 0.0
@@ -80,7 +80,7 @@ class RateLimit:
                 return
             self._empty_until = 0.0
         bucket = TokenBucket.objects.using(self._alias).filter(queue=self._queue)
-        run(lambda: bucket.update(tokens=Least(F("tokens") + float(unused), self._burst)))
+        run(lambda: bucket.update(tokens=Least(F("tokens") + float(unused), self.burst)))
 
     def _take(self, wanted: int) -> int:
         rows = TokenBucket.objects.using(self._alias)
@@ -94,7 +94,7 @@ class RateLimit:
                 # The clock was read before the wait for the lock: the last holder may have filled it later.
                 filled_at = max(bucket.now, bucket.filled_at)
                 passed = (filled_at - bucket.filled_at).total_seconds()
-                tokens = min(self._burst, bucket.tokens + passed * self._rate)
+                tokens = min(self.burst, bucket.tokens + passed * self._rate)
                 granted = min(wanted, int(tokens))
                 tokens -= granted
                 rows.filter(queue=self._queue).update(tokens=tokens, filled_at=filled_at)
@@ -104,13 +104,13 @@ class RateLimit:
 
     def _fill(self, wanted: int) -> tuple[int, float]:
         """A full bucket for a queue that has none."""
-        granted = min(wanted, int(self._burst))
+        granted = min(wanted, int(self.burst))
         try:
             with transaction.atomic(using=self._alias):
-                TokenBucket.objects.using(self._alias).create(queue=self._queue, tokens=self._burst - granted)
+                TokenBucket.objects.using(self._alias).create(queue=self._queue, tokens=self.burst - granted)
         except IntegrityError:
             return 0, 1.0  # another process was first: ask again
-        return granted, self._burst - granted
+        return granted, self.burst - granted
 
 
 _of: dict[tuple[str, str, str, int | None], RateLimit] = {}

@@ -40,6 +40,11 @@ _MS = timedelta(milliseconds=1)
 _logged: set[tuple[str, str]] = set()
 
 
+def forget() -> None:
+    """Log again what is logged once (tests)."""
+    _logged.clear()
+
+
 def make_partitions(alias: str) -> int:
     """Make the partitions of today and the next days, in a partitioned journal; returns how many were made."""
     connection = connections[alias]

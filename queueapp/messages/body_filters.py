@@ -79,11 +79,11 @@ class Zstd:
     name, suffix, secret = "zstd", "+zstd", False
 
     def sealer(self, headers: dict[str, str], using: str) -> Step:
-        compress = _zstd()[0]
+        compress = zstd()[0]
         return lambda body, _: compress(body)
 
     def opener(self, headers: Mapping[str, str], using: str) -> Step:
-        decompress = _zstd()[1]
+        decompress = zstd()[1]
         return lambda body, _: decompress(body, largest())
 
 
@@ -93,7 +93,7 @@ def _too_large(max_bytes: int) -> UndecodableMessage:
     )
 
 
-def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]:
+def zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]:
     """What compresses and decompresses, in whichever library there is. Raises QueueError without one."""
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]

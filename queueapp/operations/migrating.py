@@ -38,7 +38,7 @@ _locks: dict[str, Any] = {}
 
 def connect(app_config: Any) -> None:
     """Connect the receivers, for ``AppConfig.ready``."""
-    pre_migrate.connect(_before, dispatch_uid="queueapp.migrating")
+    pre_migrate.connect(before_migrate, dispatch_uid="queueapp.migrating")
     post_migrate.connect(_register_consumers, sender=app_config, dispatch_uid="queueapp.migrating.consumers")
 
 
@@ -70,10 +70,10 @@ def lock(alias: str) -> None:
         raise
     _locks[alias] = connection
     # Connected now, it is the last receiver: those of other apps, which create permissions for one, run under the lock.
-    post_migrate.connect(_unlock, dispatch_uid="queueapp.migrating.unlock")
+    post_migrate.connect(unlock, dispatch_uid="queueapp.migrating.unlock")
 
 
-def _before(*, using: str, plan: Plan | None = None, **_: Any) -> None:
+def before_migrate(*, using: str, plan: Plan | None = None, **_: Any) -> None:
     """Each app sends this signal, so all but the first find the lock taken."""
     if plan is None or using in _locks:
         return
@@ -89,7 +89,8 @@ def last_app() -> Any:
     return [config for config in apps.get_app_configs() if config.models_module is not None][-1]
 
 
-def _unlock(*, sender: Any, using: str, plan: Plan | None = None, **_: Any) -> None:
+def unlock(*, sender: Any, using: str, plan: Plan | None = None, **_: Any) -> None:
+    """Each app sends this signal; the last one frees the lock."""
     if plan is None or sender is not last_app() or (connection := _locks.pop(using, None)) is None:
         return
     with suppress(Error):  # a lost session has lost its lock

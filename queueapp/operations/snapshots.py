@@ -60,7 +60,7 @@ class SnapshotRecorder:
         self._counted: dict[UUID, tuple[int, int, int]] | None = None
         self._sizes: dict[str, int] = {}
         self._since_minute: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._minute: datetime | None = None
+        self.minute: datetime | None = None
         self._minute_began = monotonic()
 
     def record(self, may_continue: Callable[[], bool] = lambda: True) -> None:
@@ -78,16 +78,16 @@ class SnapshotRecorder:
         self._count(rows)
         self._save_newest(rows, now)
         minute = _floor(now, 60)
-        if self._minute is None:
-            self._minute, self._minute_began = minute, monotonic()
-        elif minute != self._minute:
-            self._save_minute(rows, self._minute)
+        if self.minute is None:
+            self.minute, self._minute_began = minute, monotonic()
+        elif minute != self.minute:
+            self._save_minute(rows, self.minute)
             finer = 60
             for period in (300, 3600):
-                if (end := _floor(minute, period)) != _floor(self._minute, period):
+                if (end := _floor(minute, period)) != _floor(self.minute, period):
                     combine(self.alias, finer, period, end)
                 finer = period
-            self._minute, self._minute_began = minute, monotonic()
+            self.minute, self._minute_began = minute, monotonic()
         self.wait = min(MAX_INTERVAL, max(INTERVAL, (monotonic() - began) / DUTY_CYCLE))
 
     def _count(self, rows: dict[str, QueueSnapshot]) -> None:

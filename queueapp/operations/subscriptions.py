@@ -59,8 +59,8 @@ def _register(queue: Any, alias: str) -> int:
     ]
     if not wanted:
         return 0
-    with _SubscriptionLock(queue, alias):
-        new = sum(_write(queue, alias, *subscription) for subscription in wanted)
+    with SubscriptionLock(queue, alias):
+        new = sum(write(queue, alias, *subscription) for subscription in wanted)
     if new:
         notifier.sent(queue, connections[alias])
     return new
@@ -75,14 +75,14 @@ def subscribe(queue: Any, consumer: str, type_name: str = "", *, by: Any = None,
         raise InvalidOption("consumer", consumer, f"a name of 1 to {MAX_RECIPIENT} characters")
     if len(type_name) > MAX_TYPE_NAME or "\0" in type_name:
         raise InvalidOption("type", type_name, f"the name of a message type, of at most {MAX_TYPE_NAME} characters")
-    with _SubscriptionLock(queue, alias):
-        new = bool(_write(queue, alias, consumer, type_name, ()))
+    with SubscriptionLock(queue, alias):
+        new = bool(write(queue, alias, consumer, type_name, ()))
     if new:
         log(by, queue, f"Consumer {consumer} subscribed to {type_name or 'messages without a type'}.")
     return new
 
 
-class _SubscriptionLock:
+class SubscriptionLock:
     """A transaction that excludes other writers of this queue's subscriptions: of the old and the new name of a
     consumer only one may get a row, in any order of starts."""
 
@@ -103,7 +103,7 @@ class _SubscriptionLock:
         self._atomic.__exit__(*failed)
 
 
-def _write(queue: Any, alias: str, consumer: str, type_name: str, aliases: tuple[str, ...]) -> int:
+def write(queue: Any, alias: str, consumer: str, type_name: str, aliases: tuple[str, ...]) -> int:
     """Write a row or update its ``seen_at``; 1 if it is new. A row under an earlier or later name of the consumer
     counts."""
     rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, type_name=type_name)
@@ -196,7 +196,7 @@ def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None 
     """Delete the rows of a consumer: processes whose code does not have it make no more copies for it. Waiting copies
     stay. Returns how many rows were deleted. A process whose code has the consumer writes them again when it starts."""
     alias = alias_of(queue, using)
-    with _SubscriptionLock(queue, alias):
+    with SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, consumer=consumer)
         gone = rows.delete()[0]
     if gone:
@@ -231,7 +231,7 @@ def rename(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | N
     consumer. Returns how many copies were moved."""
     alias = alias_of(queue, using)
     label = queue._meta.label
-    with _SubscriptionLock(queue, alias):
+    with SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=label)
         for row in rows.filter(consumer=consumer):
             if not rows.filter(consumer=to, type_name=row.type_name).exists():

@@ -144,7 +144,7 @@ def _request(
     correlation = options.pop("correlation_id", None) or str(identity)
     options.setdefault("expires_in", timeout)
     deadline = monotonic() + timeout.total_seconds()
-    with _listening(of_replies) as notified:
+    with listening(of_replies) as notified:
         queue.send(
             body,
             message_id=identity,
@@ -180,7 +180,7 @@ def _refuse_consumed(queue: Any) -> None:
 
 
 @contextmanager
-def _listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
+def listening(alias: str) -> Iterator[Callable[[float, str], bool]]:
     """A function that waits for so many seconds, or until a notification for this label, and returns whether one
     came."""
     never = threading.Event()

@@ -116,6 +116,11 @@ def outage_of(alias: str) -> Outage:
     return _outages.get(alias) or _outages.setdefault(alias, Outage(alias))
 
 
+def forget() -> None:
+    """Take every database for available (tests)."""
+    _outages.clear()
+
+
 def caused_by_outage(error: BaseException) -> bool:
     """Whether an outage caused this error."""
     return any(outage.covers(error) for outage in list(_outages.values()))

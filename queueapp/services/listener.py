@@ -83,7 +83,7 @@ class Listener(Service):
         with ResponseDeadline(ear.connection):
             ear.listen()
         # Behind a pooler in transaction mode the LISTEN reaches some server connection, and nothing ever arrives.
-        self._prove(ear)
+        self.prove(ear)
         self.established.set()
         outage_of(self.alias).recovered()
         if self._reported:
@@ -101,7 +101,7 @@ class Listener(Service):
                     ear.ping()
                 proved = monotonic()
 
-    def _prove(self, ear: ListenerConnection) -> None:
+    def prove(self, ear: ListenerConnection) -> None:
         """Require that a notification arrives. It is sent on another connection, as all others are: a pooler returns a
         notification of its own connection together with the answer to the statement."""
         connection = connections[self.alias]

@@ -66,7 +66,7 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
         )
         try:
             spent = _expire_spent(sql, alias, row)
-            count = spent + _release(sql, alias, row)
+            count = spent + release(sql, alias, row)
         except Error as error:
             if backend_of(connection).error_kind(error) is not ErrorKind.DENIED:
                 raise
@@ -150,7 +150,7 @@ def _has_barriers(row: Subscriber) -> bool:
         return False
 
 
-def _release(sql: QueueSql, alias: str, row: Subscriber) -> int:
+def release(sql: QueueSql, alias: str, row: Subscriber) -> int:
     """End the leases of a dead subscriber; returns how many there were."""
     if not sql.table.has("lease_owner"):
         return 0

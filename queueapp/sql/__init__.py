@@ -52,6 +52,11 @@ def _queue_sql(queue: Any, vendor: str, table: str, expiry: Expiry | None) -> Qu
     return _backend_of_vendor(vendor).queue(QueueTable.of(queue, expiry))
 
 
+def forget() -> None:
+    """Build the statements of every queue anew at their next use (tests)."""
+    _queue_sql.cache_clear()
+
+
 def queue_sql(queue: Any, connection: Any) -> QueueSql:
     """The statements of one queue on this connection's database, built once, and again when an operator changes the
     expiration of its messages, which is part of them."""

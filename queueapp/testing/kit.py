@@ -21,9 +21,10 @@ from django.db.models import F
 from .. import delayed, inline, notifier, overrides
 from ..consuming.registration import unwrap
 from ..consuming.registry import registered
-from ..delayed import loading
+from ..delayed import dispatch, forward, loading
 from ..flow import rate_limit
 from ..inline import Outcome
+from ..journal import retention
 from ..models import DeferredAck, DelayedMessage, ForwardedMessage, PoisonMessage, Subscriber
 from ..receiving import barriers, low_water_marks
 from ..registry import queues
@@ -281,7 +282,10 @@ def reset_caches() -> None:
 
     For a test that empties a queue's table by SQL, or changes ``DELAYED_STORE``.
     """
-    for module in (low_water_marks, barriers, validation, fanout, overrides, rate_limit, notifier, loading):
+    for module in (
+        low_water_marks, barriers, validation, fanout, overrides, rate_limit, notifier, loading, dispatch, forward,
+        retention,
+    ):  # fmt: skip
         module.forget()
 
 

@@ -44,13 +44,13 @@ class Recorder(Protocol):
         has the queues of each. They have no recipient, and the headers that every queue gets."""
 
 
-_recorders: list[Recorder] = [Journal()]
+recorders: list[Recorder] = [Journal()]
 
 
 def record_with(recorder: Recorder) -> None:
     """Add a recorder of everything that this process publishes from now on."""
-    if recorder not in _recorders:
-        _recorders.append(recorder)
+    if recorder not in recorders:
+        recorders.append(recorder)
 
 
 class PublishOptions(TypedDict, total=False):
@@ -298,7 +298,7 @@ def _named(topic: Any, body: Any) -> tuple[str, Any]:
 
 def _recorders_of(name: str, topic: str, queues: Sequence[Any], unrouted: bool) -> list[Recorder]:
     """The recorders of this topic. Raises InvalidMessage if there is none and no queue collects it."""
-    keepers = [recorder for recorder in _recorders if recorder.keeps(topic)]
+    keepers = [recorder for recorder in recorders if recorder.keeps(topic)]
     if not queues and not keepers and not unrouted:
         said = repr(name) if name == topic else f"{name!r} (published to {topic!r})"
         topics = known_topics()

@@ -18,7 +18,7 @@ def delivery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def forget() -> None:
         routing.forget()
-        sql._queue_sql.cache_clear()
+        sql.forget()
 
     def change(queue: Any, **options: Any) -> None:
         monkeypatch.setattr(queue, "delivery", Delivery(queue.delivery.given | options, "a test's "))

@@ -157,7 +157,7 @@ def test_a_table_whose_options_drifted_is_warned_about() -> None:
 
 
 def test_eager_mode_without_the_workers_app_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline, "_engine", None)
+    monkeypatch.setattr(inline, "engine", None)
     assert "queueapp.E008" not in [finding.id for finding in check_settings()]
     with override_settings(QUEUEAPP={"EAGER": "at_once"}):
         assert "queueapp.E008" in [finding.id for finding in check_settings()]

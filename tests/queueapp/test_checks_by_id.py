@@ -166,7 +166,7 @@ def test_a_destination_that_just_fits_is_none(settings: Any) -> None:
 def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[tuple[str, list[Any]]] = []
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ("keeper",))
-    monkeypatch.setattr(checks.tables, "_check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
+    monkeypatch.setattr(checks.tables, "check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
 
     checks.check_tables(databases=["keeper", "unassigned"])
 

@@ -94,7 +94,7 @@ class ShutdownStages:
         self.retiring = threading.Event()
         #: A service ended unasked: the process has to be replaced.
         self.failed = False
-        self._signals = Signals(parent_fd)
+        self.signals = Signals(parent_fd)
         threading.Thread(target=self._follow, name="shutdown-stages", daemon=True).start()
 
     def begin(self) -> None:
@@ -104,11 +104,11 @@ class ShutdownStages:
         for number in self._numbers:
             signal.signal(number, self.advance)
         if self._numbers:
-            signal.signal(signal.SIGUSR1, self._signals.retire)
+            signal.signal(signal.SIGUSR1, self.signals.retire)
 
     def advance(self, *_: Any) -> None:
         """First call: stop. Second: do not wait for handlers. A signal handler, so it only sets a mark."""
-        self._signals.stop()
+        self.signals.stop()
 
     def wait(self, seconds: float = math.inf) -> bool:
         """Wait on the main thread until the process is to stop, at most so long; returns whether it is.
@@ -133,17 +133,17 @@ class ShutdownStages:
         try:
             orphaned = False
             while True:
-                self._signals.wait()
-                if self._signals.is_orphaned and not orphaned:
+                self.signals.wait()
+                if self.signals.is_orphaned and not orphaned:
                     orphaned = True
                     if not self.stopping.is_set():
                         log.warning("The supervisor has ended; this process stops.")
-                if self._signals.stop_count + orphaned > 1:
+                if self.signals.stop_count + orphaned > 1:
                     self.hard_stop.set()
-                if self._signals.is_retired:
+                if self.signals.is_retired:
                     self.retiring.set()
                     self.stopping.set()
-                if self._signals.stop_count + orphaned > 0:
+                if self.signals.stop_count + orphaned > 0:
                     self.stop_requested.set()
                     self.stopping.set()
         finally:

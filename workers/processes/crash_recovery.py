@@ -168,7 +168,7 @@ def record(reports: Sequence[CrashReport], breaker: CircuitBreaker) -> tuple[lis
     remaining, wait = [], 0.0
     for report in reports:
         try:
-            _record(report)
+            record_crash(report)
         except Error as error:
             remaining.append(report)
             if _is_locked(error) and not report.is_tried:
@@ -189,7 +189,7 @@ def _is(alias: str, error: Error, kind: ErrorKind) -> bool:
     return backend_of(connections[alias]).error_kind(error) is kind
 
 
-def _record(report: CrashReport) -> None:
+def record_crash(report: CrashReport) -> None:
     """Write as much as possible: a locked row, or a database that is away, must not delay the rest. Raises where
     something remains; the error of a lock only if nothing else was in the way."""
     failed: Error | None = None

@@ -204,7 +204,7 @@ class HandlerTable:
         self.registrations = self._registrations = [
             registration for registration in registrations if registration.name in only_consumers
         ] or registrations
-        self._by_name = {
+        self.by_name = {
             name: BoundConsumer(registration)
             for registration in self._registrations
             for name in (registration.name, *registration.aliases)
@@ -212,7 +212,7 @@ class HandlerTable:
         #: The limiter of consumers that have a limit; None: none has.
         self.limiter = limiter_of(self._registrations)
         if self.limiter is not None:
-            for entry in self._by_name.values():
+            for entry in self.by_name.values():
                 entry.call = self.limiter.around_handler(entry.registration, entry.call)
         #: The consumer of each kind that was met; None: there is none here.
         self._by_kind: dict[Any, BoundConsumer | None] = {}
@@ -223,33 +223,33 @@ class HandlerTable:
         self._subscribers = fanout.Subscribers(queue)
 
     def __bool__(self) -> bool:
-        return bool(self._by_name)
+        return bool(self.by_name)
 
     @property
     def bound_consumers(self) -> list[BoundConsumer]:
         """The consumers that are registered one by one, each once."""
-        return list({id(entry): entry for entry in self._by_name.values()}.values())
+        return list({id(entry): entry for entry in self.by_name.values()}.values())
 
     @property
     def largest_batch(self) -> int:
         """The largest batch that a consumer takes in one call; 0: none takes batches."""
-        return max((entry.batch for entry in self._by_name.values()), default=0)
+        return max((entry.batch for entry in self.by_name.values()), default=0)
 
     @property
     def batch_wait(self) -> float:
         """Seconds to wait for more messages before a batch that is not full is claimed."""
-        waits = [entry.registration.options["batch_wait"] for entry in self._by_name.values()]
+        waits = [entry.registration.options["batch_wait"] for entry in self.by_name.values()]
         return max((wait.total_seconds() for wait in waits if wait is not None), default=0.0)
 
     @property
     def have_limits(self) -> bool:
         """Whether any consumer has a time limit."""
-        return any(entry.timeout is not None for entry in self._by_name.values())
+        return any(entry.timeout is not None for entry in self.by_name.values())
 
     @property
     def recipients(self) -> list[str]:
         """The recipients whose messages this process takes: '' and every consumer that it has."""
-        return ["", *self._by_name] if self.addressed else [""]
+        return ["", *self.by_name] if self.addressed else [""]
 
     def find(self, claimed: Claimed) -> tuple[BoundConsumer | None, messages.Kind]:
         """(consumer or None, kind of its body). Raises UndecodableMessage when the headers do not parse."""
@@ -258,7 +258,7 @@ class HandlerTable:
             kind = kind._replace(content_type=self._content_type)
         if self.copies:
             recipient = claimed[RECIPIENT] or self._sole(kind)
-            entry = self._by_name.get(recipient)
+            entry = self.by_name.get(recipient)
             return (entry if entry is not None and _is_known(entry.registration, kind) else None), kind
         if self._varies:
             return self._variant(kind, self.resolver.variant_of(claimed[HEADERS])), kind
@@ -310,7 +310,7 @@ class HandlerTable:
         if self.resolver is not None:
             return BoundConsumer(self.resolver.find(kind.names[0]))
         found = matching_consumers(self._registrations, kind.names)
-        return self._by_name[found[0].name] if found and _is_known(found[0], kind) else None
+        return self.by_name[found[0].name] if found and _is_known(found[0], kind) else None
 
     def knows(self, headers: str) -> bool:
         """Whether a message with these headers and without a recipient has a consumer here, or is to be copied for
@@ -321,7 +321,7 @@ class HandlerTable:
             kind = messages.read_kind(headers)
             if self.copies:
                 names = self._subscribers.of(kind.names)
-                consumer = self._by_name.get(names[0]) if len(names) == 1 else None
+                consumer = self.by_name.get(names[0]) if len(names) == 1 else None
                 return len(names) > 1 or (consumer is not None and _is_known(consumer.registration, kind))
             return self._taker(kind) is not None
         except UndecodableMessage:

@@ -53,7 +53,7 @@ class Leases:
     def __init__(self, on_ack: Callable[[], None]) -> None:
         self.owner = new_id()
         self._lock = threading.Lock()
-        self._batches: dict[uuid.UUID, TokenBatch] = {}
+        self.batches: dict[uuid.UUID, TokenBatch] = {}
         self._acked: dict[uuid.UUID, list[int]] = {}
         #: Releases that failed and are tried again, by token and by whether a consumer had the messages.
         self._unreleased: dict[tuple[uuid.UUID, bool], list[int]] = {}
@@ -77,7 +77,7 @@ class Leases:
     def add(self, token: uuid.UUID, seqs: Iterable[int], asked: float, period: float, renews: bool) -> None:
         """Record messages that were claimed by a statement sent at ``asked``."""
         with self._lock:
-            batch = self._batches.setdefault(token, TokenBatch())
+            batch = self.batches.setdefault(token, TokenBatch())
             before = len(batch.seqs)
             # The earliest expiry counts: a renewal extends all of them.
             batch.expires = min(batch.expires, asked + period) if batch.seqs else asked + period
@@ -102,17 +102,17 @@ class Leases:
                 self._drop(lease.token, (lease.seq,))
 
     def _drop(self, token: uuid.UUID, seqs: Iterable[int]) -> None:
-        batch = self._batches.get(token)
+        batch = self.batches.get(token)
         if batch is not None:
             batch.seqs.difference_update(seqs)
             if not batch.seqs and token != self._token:
-                del self._batches[token]
+                del self.batches[token]
 
     @property
     def outstanding(self) -> int:
         """Number of messages in flight."""
         with self._lock:
-            return sum(len(batch.seqs) for batch in self._batches.values())
+            return sum(len(batch.seqs) for batch in self.batches.values())
 
     @property
     def idle(self) -> bool:
@@ -194,7 +194,7 @@ class Leases:
         with self._lock:
             due = [
                 (token, batch, sorted(batch.seqs))
-                for token, batch in self._batches.items()
+                for token, batch in self.batches.items()
                 if batch.seqs and batch.renews and batch.expires - now < batch.period / 2
             ]
         sql = queue_sql(BrokerQueue, connection)

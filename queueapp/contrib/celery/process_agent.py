@@ -81,15 +81,15 @@ class ProcessAgent(Service):
         self.paused = False
         self._supervisor = uuid.uuid4()
         self._breaker = CircuitBreaker(f"Leases in {alias}", kind="leases", subject=alias)
-        self._services: list[Service] = []
+        self.services: list[Service] = []
         self._listener = Listener(alias, self._on_notification)
-        self._helpers: list[Service] = [ConnectionWatchdog(), *([self._listener] if settings.NOTIFY else [])]
+        self.helpers: list[Service] = [ConnectionWatchdog(), *([self._listener] if settings.NOTIFY else [])]
         self._delayed_services: list[Service] = []
-        self._consuming_since: float | None = None
+        self.consuming_since: float | None = None
         self._unused_since: float | None = None
         self._logged_error: type[Exception] | None = None
-        self._next_beat = self._next_expiry = 0.0
-        self._refreshed_at = float("-inf")
+        self.next_beat = self._next_expiry = 0.0
+        self.refreshed_at = float("-inf")
         self._has_row = False
         self._beats = 0
 
@@ -103,7 +103,7 @@ class ProcessAgent(Service):
             self.transports.add(transport)
             self._unused_since = None
         if not self.is_alive():
-            self._keep_running(self._helpers)
+            self._keep_running(self.helpers)
             self.start()
         return True
 
@@ -156,19 +156,19 @@ class ProcessAgent(Service):
             notifier.sent(BrokerQueue, connection)
         for transport in self.consuming():
             transport.release_stale(now - STALE_AFTER)
-        if now >= self._next_beat:
-            self._next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
+        if now >= self.next_beat:
+            self.next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
             self._beat()
-            self._keep_running(self._helpers)  # after the heartbeat: a start that fails must not prevent it
+            self._keep_running(self.helpers)  # after the heartbeat: a start that fails must not prevent it
         self._refresh(now)
         if now >= self._next_expiry:
             self._next_expiry = now + QUEUE_EXPIRY_INTERVAL
             for name in topology.delete_expired(self.alias):
                 log.info("Queue %r was deleted: it was unused for its expiry time.", name, extra={"queue": name})
-        self._run_services(now)
+        self.run_services(now)
 
     def _beat(self) -> None:
-        if self._consuming_since is None and not any(transport.acks for transport in self.consuming()):
+        if self.consuming_since is None and not any(transport.acks for transport in self.consuming()):
             return  # it has no leases
         leases = self.leases
         queues = sorted({queue for transport in self.consuming() for queue in transport.queues()})
@@ -203,27 +203,27 @@ class ProcessAgent(Service):
         declared = [(transport, transport.expiring_declarations()) for transport in self.consuming()]
         times = [queue.expires_ms for _, queues in declared for queue in queues if queue.expires_ms is not None]
         shortest = min([60_000, *times])
-        if now - self._refreshed_at < shortest / 2000:
+        if now - self.refreshed_at < shortest / 2000:
             return
-        self._refreshed_at = now
+        self.refreshed_at = now
         for transport, queues in declared:
             missing = topology.extend(self.alias, queues)
             for queue in queues:
                 if queue.name in missing:
                     transport.redeclare(queue)
 
-    def _run_services(self, now: float) -> None:
+    def run_services(self, now: float) -> None:
         """Take part in the services of the database, once this process has consumed for a while."""
         acking = [transport for transport in self.consuming() if transport.acks]
         if not acking:
             return
-        if self._consuming_since is None:
-            self._consuming_since = now
-        if now - self._consuming_since < SERVES_AFTER or not any(transport.options.services for transport in acking):
+        if self.consuming_since is None:
+            self.consuming_since = now
+        if now - self.consuming_since < SERVES_AFTER or not any(transport.options.services for transport in acking):
             return
-        if not self._services:
-            self._services = self._create_services()
-        self._keep_running(self._services)
+        if not self.services:
+            self.services = self._create_services()
+        self._keep_running(self.services)
 
     def _keep_running(self, services: Sequence[Service]) -> None:
         """Start the services that do not run: at first, and after one has ended unexpectedly."""
@@ -266,7 +266,7 @@ class ProcessAgent(Service):
             return False
         if self._unused_since is None:
             self._unused_since = monotonic()
-        return monotonic() - self._unused_since > LINGER and self.leases.idle and _deregister(self)
+        return monotonic() - self._unused_since > LINGER and self.leases.idle and deregister(self)
 
     def _end(self) -> None:
         connection = connections[self.alias]
@@ -280,14 +280,14 @@ class ProcessAgent(Service):
         except Error as error:
             log.info("The process could not deregister from %r; its leases expire: %s", self.alias, error)
         finally:
-            stop_all([*self._services, *self._helpers])
+            stop_all([*self.services, *self.helpers])
             with _lock:
-                _stopping_agents.discard(self)
+                stopping_agents.discard(self)
 
 
 _agents: dict[str, ProcessAgent] = {}
 #: Agents without connections that are deregistering: the exit of the process waits for them, too.
-_stopping_agents: set[ProcessAgent] = set()
+stopping_agents: set[ProcessAgent] = set()
 _lock = threading.Lock()
 #: In a forked child: the agents of its parent.
 _inherited: list[Any] = []
@@ -302,14 +302,14 @@ def agent_of(alias: str) -> ProcessAgent:
         return agent
 
 
-def _deregister(agent: ProcessAgent) -> bool:
+def deregister(agent: ProcessAgent) -> bool:
     """Remove the agent, unless a connection was added meanwhile."""
     with _lock:
         if any(not transport.closed for transport in list(agent.transports)):
             return False
         if _agents.get(agent.alias) is agent:
             del _agents[agent.alias]
-        _stopping_agents.add(agent)
+        stopping_agents.add(agent)
         agent.ask_to_stop()
         return True
 
@@ -317,18 +317,18 @@ def _deregister(agent: ProcessAgent) -> bool:
 def stop_agents(seconds: float = 10.0) -> None:
     """Stop all agents: at the exit of the process, and in tests."""
     with _lock:
-        agents = [*_agents.values(), *_stopping_agents]
+        agents = [*_agents.values(), *stopping_agents]
         _agents.clear()
-        _stopping_agents.clear()
+        stopping_agents.clear()
     stop_all(agents, seconds)
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    _inherited.append((dict(_agents), set(_stopping_agents)))
+    _inherited.append((dict(_agents), set(stopping_agents)))
     _agents.clear()
-    _stopping_agents.clear()
+    stopping_agents.clear()
 
 
 atexit.register(stop_agents)

@@ -134,16 +134,16 @@ class ResultListener:
                 waiter.notified.set()
 
 
-_listeners: dict[str, ResultListener] = {}
+listeners: dict[str, ResultListener] = {}
 _listeners_lock = threading.Lock()
 
 
 def listener_of(alias: str) -> ResultListener:
     """The listener of this process."""
     with _listeners_lock:
-        found = _listeners.get(alias)
+        found = listeners.get(alias)
         if found is None or found.process != os.getpid():
-            found = _listeners[alias] = ResultListener(alias)
+            found = listeners[alias] = ResultListener(alias)
         return found
 
 
@@ -151,7 +151,7 @@ def _after_fork() -> None:
     """Forget the threads and connections of the parent."""
     global _listeners_lock
     _listeners_lock = threading.Lock()
-    _listeners.clear()
+    listeners.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -128,9 +128,9 @@ class Transport(virtual.Transport):
         self.acks = False
         self._process = os.getpid()
         self._session = Session(self.alias)
-        self._agent: ProcessAgent | None = None
+        self.agent: ProcessAgent | None = None
         self._lock = threading.Lock()
-        self._poller = Poller(self.options)
+        self.poller = Poller(self.options)
         self._waker = Waker()
         self._loop: Any = None
         self._timer: Any = None
@@ -185,14 +185,14 @@ class Transport(virtual.Transport):
 
     def flush(self) -> None:
         """Write the queued acks."""
-        if self._agent is None or self._is_inherited:
+        if self.agent is None or self._is_inherited:
             return
-        leases = self._agent.leases
+        leases = self.agent.leases
         try:
             with self._session.use() as connection:
                 leases.flush(connection)
         except Error:
-            self._agent.wake()  # the agent retries until it succeeds
+            self.agent.wake()  # the agent retries until it succeeds
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -203,9 +203,9 @@ class Transport(virtual.Transport):
         self.notify()
 
     def _join_agent(self) -> ProcessAgent:
-        while self._agent is None or not self._agent.register(self):
-            self._agent = agent_of(self.alias)
-        return self._agent
+        while self.agent is None or not self.agent.register(self):
+            self.agent = agent_of(self.alias)
+        return self.agent
 
     def queues(self) -> set[str]:
         """The queues that have consumers on this connection."""
@@ -243,18 +243,18 @@ class Transport(virtual.Transport):
             if deadline is not None and now >= deadline:
                 raise socket.timeout("timed out")  # noqa: UP041 - as kombu's callers catch it
             ready = self._ready_channels()
-            until = self._poller.next_poll(_queues_of(ready)) if ready else now + PAUSED_POLL
+            until = self.poller.next_poll(_queues_of(ready)) if ready else now + PAUSED_POLL
             if deadline is not None:
                 until = min(until, deadline)
-            self._waker.wait(0.0 if self._poller.notified else max(0.0, until - now))
+            self._waker.wait(0.0 if self.poller.notified else max(0.0, until - now))
 
     def _deliver_or_fetch(self) -> int:
         """Deliver what was read ahead; claim messages if there is nothing. Returns the number of messages delivered."""
         if (delivered := self._deliver()) or self.closed:
             return delivered
         ready = self._ready_channels()
-        paused = self._agent is not None and self._agent.paused
-        if not ready or not self._poller.is_due(_queues_of(ready), paused=paused):
+        paused = self.agent is not None and self.agent.paused
+        if not ready or not self.poller.is_due(_queues_of(ready), paused=paused):
             return 0
         self._fetch(ready)
         return self._deliver()
@@ -280,13 +280,13 @@ class Transport(virtual.Transport):
         ]
 
     def _fetch(self, ready: Sequence[Any]) -> None:
-        poller, queues = self._poller, _queues_of(ready)
+        poller, queues = self.poller, _queues_of(ready)
         by_queue = {queue: channel for channel in ready for queue in channel.consumers}
         capacities = [channel.qos.can_consume_max_estimate() for channel in ready]
         max_prefetch = self.options.max_prefetch
         limit = min(max_prefetch if capacity is None else capacity for capacity in capacities)
         found = self._claim(queues, min(MAX_CLAIM, limit + poller.next_read_ahead(queues)))
-        notifications = self._agent is not None and self._agent.receives_notifications
+        notifications = self.agent is not None and self.agent.receives_notifications
         poller.polled(queues, found=bool(found), notifications=notifications)
         with self._lock:
             poller.read_at = monotonic()
@@ -308,7 +308,7 @@ class Transport(virtual.Transport):
         self, queues: tuple[str, ...], limit: int, own_marks: bool = False
     ) -> list[tuple[Claimed, LeasedMessage]]:
         leases = self._join_agent().leases
-        return self._keep_spent_as_poison(self._poller.claim(self._session, leases, queues, limit, own_marks=own_marks))
+        return self._keep_spent_as_poison(self.poller.claim(self._session, leases, queues, limit, own_marks=own_marks))
 
     def _keep_spent_as_poison(self, found: list[tuple[Claimed, LeasedMessage]]) -> list[tuple[Claimed, LeasedMessage]]:
         """Move messages to poison that reached ``max_deliveries`` without an ack: they may kill the processes that run
@@ -341,7 +341,7 @@ class Transport(virtual.Transport):
         self.wake()
 
     def _agent_leases(self) -> Any:
-        return (self._agent or self._join_agent()).leases
+        return (self.agent or self._join_agent()).leases
 
     def forget(self, leases: list[LeasedMessage]) -> None:
         """Drop messages that were ended without an ack."""
@@ -351,7 +351,7 @@ class Transport(virtual.Transport):
         """End leases now; if the database is not available, the agent does it as soon as it is."""
         if self._is_inherited or not leases:
             return
-        agent = self._agent or self._join_agent()
+        agent = self.agent or self._join_agent()
         try:
             with self._session.use() as connection:
                 if agent.leases.release(connection, leases, cancelled=cancelled):
@@ -365,7 +365,7 @@ class Transport(virtual.Transport):
 
     def released(self, seqs: Sequence[int]) -> None:
         """Poll again: these messages are ready, in their old places."""
-        self._poller.released(seqs)
+        self.poller.released(seqs)
         self.notify()
 
     def release_read_ahead(self, channel: Any, queue: str | None = None) -> None:
@@ -379,23 +379,23 @@ class Transport(virtual.Transport):
     def release_stale(self, before: float) -> None:
         """Release messages read ahead before this time and not delivered: a task blocks the main thread, or the pool is
         full."""
-        if self._poller.read_at >= before:
+        if self.poller.read_at >= before:
             return
         leases: list[LeasedMessage] = []
         with self._lock:
-            if self._poller.read_at >= before:
+            if self.poller.read_at >= before:
                 return
             for channel in list(self.channels):
                 leases += [lease for _, lease in channel.read_ahead]
                 channel.read_ahead.clear()
-        self._poller.read_ahead = 0
+        self.poller.read_ahead = 0
         self.release(leases, cancelled=False)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
         """Poll now: there may be messages."""
-        self._poller.notified = True
+        self.poller.notified = True
         self.wake()
 
     def wake(self) -> None:

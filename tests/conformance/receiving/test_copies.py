@@ -447,8 +447,8 @@ def test_two_that_start_at_once_under_both_names_make_one_row(calls: Any) -> Non
 
     def write(name: str, aliases: tuple[str, ...]) -> None:
         start.wait(DEADLINE)
-        with subscriptions._SubscriptionLock(Addressed, "default"):
-            subscriptions._write(Addressed, "default", name, "", aliases)
+        with subscriptions.SubscriptionLock(Addressed, "default"):
+            subscriptions.write(Addressed, "default", name, "", aliases)
         connections.close_all()
 
     ways = [("old", ()), ("new", ("old",))] * 3
@@ -482,7 +482,6 @@ def test_a_send_asks_nothing_beside_its_insert(calls: Any) -> None:
     assert raw_cursor.execute is execute
     inserts.execute = counted
     try:
-        assert fanout._remembered
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fanout, "read_subscribers", lambda *_: pytest.fail("it asked who subscribes"))
             Addressed.send(Note("", 2))

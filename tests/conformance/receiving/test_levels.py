@@ -33,7 +33,7 @@ def set_levels() -> Iterator[Callable[[int], None]]:
 
     def change(levels: int) -> None:
         Urgent.delivery.priorities = levels
-        sql._queue_sql.cache_clear()
+        sql.forget()
 
     yield change
     change(before)

@@ -482,7 +482,7 @@ def test_a_small_body_that_becomes_a_huge_one_is_poison_and_never_in_memory(
 
 @pytest.mark.parametrize("suffix", ["zlib", "zstd"])
 def test_what_is_not_compressed_as_it_states_is_undecodable(suffix: str) -> None:
-    right = {"zlib": zlib.compress, "zstd": body_filters._zstd()[0]}[suffix](b"{}" * 50)
+    right = {"zlib": zlib.compress, "zstd": body_filters.zstd()[0]}[suffix](b"{}" * 50)
     for body in (b"", b"nonsense", right[:-3], right + b"more", os.urandom(50)):
         with pytest.raises(UndecodableMessage):
             body_filters.opened(body, f"application/json+{suffix}", {}, messages.new_id(), "default")

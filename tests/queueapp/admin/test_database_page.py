@@ -54,9 +54,9 @@ def test_tables_have_their_size(operator: Client) -> None:
 
 def test_a_table_of_dead_rows_has_advice() -> None:
     bloated = TableHealth("t", 10, 200_000, 1, 1, None)
-    assert "VACUUM" in database_page._advice_on_table(bloated)
-    assert database_page._advice_on_table(bloated._replace(rows=190_000)) == ""
-    assert database_page._advice_on_table(bloated._replace(dead_rows=None)) == ""
+    assert "VACUUM" in database_page.advice_on_table(bloated)
+    assert database_page.advice_on_table(bloated._replace(rows=190_000)) == ""
+    assert database_page.advice_on_table(bloated._replace(dead_rows=None)) == ""
 
 
 def test_only_users_of_the_overview_see_it(staff: Callable[..., Client]) -> None:

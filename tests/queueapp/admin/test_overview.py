@@ -339,6 +339,6 @@ def test_the_history_of_a_queue_whose_label_looks_quoted(operator: Client) -> No
     """In an address "_24" is Django's way to write a dollar sign."""
     of = statistics.QueueStats("shop_24h.Orders", "orders", "default", "")
     page: Any = admin.site._registry[QueueControl]
-    found = page._of_known_queue(overview_rows.OverviewRow(Leased, of))
+    found = page.of_known_queue(overview_rows.OverviewRow(Leased, of))
     assert unquote(resolve(found["history_url"]).kwargs["object_id"]) == "shop_24h.Orders"
     assert resolve(found["operations"][0][1]).kwargs["label"] == "shop_24h.Orders"

@@ -132,13 +132,13 @@ def test_the_ordinary_dispatcher_leaves_it_alone_however_long_it_is_overdue() ->
 
 def test_messages_come_in_due_order_in_pieces_of_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    really = delayed.forward._Forwarding._deliver
+    really = delayed.forward.Forwarding.deliver
 
     def deliver(self: Any, rows: list[Any]) -> None:
         sizes.append(len(rows))
         really(self, rows)
 
-    monkeypatch.setattr(delayed.forward._Forwarding, "_deliver", deliver)
+    monkeypatch.setattr(delayed.forward.Forwarding, "deliver", deliver)
     with override_settings(QUEUEAPP={"MAX_BATCH_BYTES": 64 * 1024}):
         ids = [keep(b"x" * 30_000) for _ in range(5)]
         assert forward() == (5, 0, 0)

@@ -167,7 +167,6 @@ def test_a_target_without_our_tables_is_worked_with_and_named_once(
     two: TwoDatabases, caplog: pytest.LogCaptureFixture
 ) -> None:
     two.there.execute("ALTER TABLE queueapp_forwardedmessage RENAME TO none_of_ours")
-    delayed.forward._say_once.cache_clear()
     with override_settings(DATABASE_ROUTERS=[NoArrivals()]):
         for _ in range(2):
             keep()

@@ -16,6 +16,7 @@ from queueapp.journal.append import journal_of
 from queueapp.models import JournalCopied, JournalCursor, JournalEntry, Now
 from queueapp.sql.journal import BEGINNING, Partition
 from queueapp.topics.backfill import QueueFeeder
+from tests.clock import Clock
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.queueapp.journal.filling import filled, numbers, put, take
@@ -132,11 +133,8 @@ def test_retention_never_passes_a_queue_that_is_about_to_be_filled(server: Serve
     assert retention.apply_retention(server.alias) == 1
 
 
-def test_queue_without_workers_holds_no_entries_after_a_week(
-    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_without_workers_holds_no_entries_after_a_week(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """The log has one line when retention passes it, and one when it has workers again."""
-    monkeypatch.setattr(retention, "_logged", set())
     put(server, "journaled.deep", 1)
     QueueFeeder(Deep, server.alias).attach()
     age(server, timedelta(days=30))
@@ -191,12 +189,12 @@ def test_replay_that_followed_and_slept_for_longer_than_the_retention_reports_it
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had read all; what has come and gone since is unknown."""
+    clock = Clock()
+    monkeypatch.setattr(replay_reader, "monotonic", clock)
     put(server, SHORT, 1)
     with replay(SHORT, follow=True, batch=4, using=server.alias) as following:
         assert next(following).decode()["n"] == 1
-        assert following._fetched_at is not None
-        following._fetched_at -= 3 * 86400
-        following._position_record._written_at -= 3 * 86400
+        clock.now += 3 * 86400
         put(server, SHORT, 2)
         assert next(following).decode()["n"] == 2
     assert len([text for text in caplog.messages if "paused for 259" in text]) == 1

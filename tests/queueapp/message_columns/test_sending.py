@@ -165,7 +165,7 @@ def test_the_copies_for_several_consumers_have_it(column: MessageColumn, queue: 
 
     worker = Worker(queue)
     handlers = worker.pump.handlers
-    handlers._by_name = {}
+    handlers.by_name = {}
     worker.start()
     try:
         eventually(stored)

@@ -127,7 +127,7 @@ def test_a_minute_counts_what_came_and_what_was_handled(monkeypatch: pytest.Monk
     Leased.send_many({"n": n} for n in range(7))
     Subscriber.objects.filter(pk=first.pk).update(received=110, handled=108, failed=2)
     worker(received=4, handled=4, handling_p50=0.01, handling_p95=0.5)
-    recorder._minute -= timedelta(minutes=1)  # type: ignore[operator]
+    recorder.minute -= timedelta(minutes=1)  # type: ignore[operator]
 
     recorder.record()
 

@@ -156,7 +156,7 @@ def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
 
         yield heard
 
-    monkeypatch.setattr(request_reply, "_listening", listening)
+    monkeypatch.setattr(request_reply, "listening", listening)
     with pytest.raises(Enough):
         ask(1, timeout=timedelta(hours=1))
     assert waits == [0.02, 0.04, 0.08, 0.16, 0.16, 0.32, 0.64, 1.0, 1.0]

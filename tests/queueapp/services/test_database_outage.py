@@ -31,11 +31,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
+def outage() -> Iterator[Outage]:
     """That of the default database, of this test alone."""
-    fresh = Outage("default")
-    monkeypatch.setattr(database_outage, "_outages", {"default": fresh})
-    return fresh
+    database_outage.forget()
+    yield outage_of("default")
+    database_outage.forget()
 
 
 @pytest.fixture

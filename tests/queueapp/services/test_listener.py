@@ -139,7 +139,7 @@ def test_where_listening_does_not_work_that_is_reported_once_and_polling_goes_on
         attempts.append(1)
         raise OperationalError("LISTEN gets no notifications; is there a connection pooler?")
 
-    monkeypatch.setattr(Listener, "_prove", nothing_arrives)
+    monkeypatch.setattr(Listener, "prove", nothing_arrives)
     listener = listen([])
     start_worker(Leased)
     Leased.send(Nop(1, ""))

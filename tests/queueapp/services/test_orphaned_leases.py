@@ -75,13 +75,13 @@ def test_leases_of_a_dead_subscriber_are_given_back_batch_by_batch_to_the_last(m
 
 
 def test_one_that_shows_that_it_lives_while_it_is_removed_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    really_release = orphaned_leases._release
+    really_release = orphaned_leases.release
 
     def release(*arguments: Any) -> int:
         Subscriber.objects.update(alive_until=Now() + HOUR)
         return really_release(*arguments)
 
-    monkeypatch.setattr(orphaned_leases, "_release", release)
+    monkeypatch.setattr(orphaned_leases, "release", release)
     subscriber(dead=True)
 
     release_orphaned_leases("default")
@@ -94,7 +94,7 @@ def test_one_that_shows_that_it_lives_while_others_are_removed_keeps_what_it_has
 ) -> None:
     """Its heartbeat is back, and it has leased again since: another worker would handle the same messages beside it."""
     first, second = (subscriber(dead=True) for _ in range(2))
-    really_release = orphaned_leases._release
+    really_release = orphaned_leases.release
 
     def release(sql: Any, alias: str, row: Subscriber) -> int:
         back = Subscriber.objects.get(pk=({first.pk, second.pk} - {row.pk}).pop())
@@ -102,7 +102,7 @@ def test_one_that_shows_that_it_lives_while_others_are_removed_keeps_what_it_has
         lease(back, 2)
         return really_release(sql, alias, row)
 
-    monkeypatch.setattr(orphaned_leases, "_release", release)
+    monkeypatch.setattr(orphaned_leases, "release", release)
 
     assert release_orphaned_leases("default") == 0
 

@@ -30,8 +30,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture
 def trusting() -> Iterator[None]:
     """For tests that make a session forget its statements: no detection has run yet, before and after."""
-    raw_statement._routes.clear()
+    raw_statement.forget_routes()
     connections["default"].close()
     yield
-    raw_statement._routes.clear()
+    raw_statement.forget_routes()
     connections["default"].close()

@@ -63,14 +63,14 @@ def test_lock_is_free_after_the_last_signal_while_its_session_lives_on(
 ) -> None:
     plan: migrating.Plan = [(NEW, False)]
     for _ in range(2):  # each app sends one
-        migrating._before(using=server.alias, plan=plan)
+        migrating.before_migrate(using=server.alias, plan=plan)
     with waiting(server) as has_it:
-        migrating._unlock(sender="an app before the last one", using=server.alias, plan=plan)
+        migrating.unlock(sender="an app before the last one", using=server.alias, plan=plan)
         assert not has_it.wait(0.5)
         # As a pool does it: closed for Django, open for the server.
         kept: list[Any] = []
         monkeypatch.setattr(type(server.connection), "close", lambda self: kept.append(self))
-        migrating._unlock(sender=migrating.last_app(), using=server.alias, plan=plan)
+        migrating.unlock(sender=migrating.last_app(), using=server.alias, plan=plan)
         monkeypatch.undo()
         try:
             assert has_it.wait(60), "the session is still open, and has the lock"
@@ -81,12 +81,12 @@ def test_lock_is_free_after_the_last_signal_while_its_session_lives_on(
 
 def test_run_after_a_failed_one_of_the_same_process_has_the_lock_and_frees_it(server: Server) -> None:
     failed: migrating.Plan = [(NEW, False)]
-    migrating._before(using=server.alias, plan=failed)
+    migrating.before_migrate(using=server.alias, plan=failed)
     with waiting(server) as has_it:
         again: migrating.Plan = [(NEW, False)]
-        migrating._before(using=server.alias, plan=again)
+        migrating.before_migrate(using=server.alias, plan=again)
         assert not has_it.wait(0.5)
-        migrating._unlock(sender=migrating.last_app(), using=server.alias, plan=again)
+        migrating.unlock(sender=migrating.last_app(), using=server.alias, plan=again)
         assert has_it.wait(60)
 
 
@@ -100,9 +100,9 @@ def test_plan_that_another_process_has_carried_out_meanwhile_is_refused(
 ) -> None:
     try:
         with pytest.raises(CommandError, match="Run migrate again") if refused else nullcontext():
-            migrating._before(using=server.alias, plan=plan)
+            migrating.before_migrate(using=server.alias, plan=plan)
     finally:
-        migrating._unlock(sender=migrating.last_app(), using=server.alias, plan=plan)
+        migrating.unlock(sender=migrating.last_app(), using=server.alias, plan=plan)
 
 
 # -- SQL Server, without one -------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_another_value_is_refused(wrong: Any) -> None:
 
 
 def test_without_the_workers_app_nothing_can_be_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline, "_engine", None)
+    monkeypatch.setattr(inline, "engine", None)
     with pytest.raises(QueueError, match=r"queueapp\.workers"):
         inline.handle_next(Leased, "default")
 

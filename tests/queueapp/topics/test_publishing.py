@@ -277,7 +277,7 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    monkeypatch.setattr(publisher, "_recorders", [])
+    monkeypatch.setattr(publisher, "recorders", [])
     recorder = Notebook()
     publisher.record_with(recorder)
     publisher.record_with(recorder)

@@ -21,7 +21,7 @@ def test_a_crash_that_cannot_be_written_down_is_kept_and_tried_again_after_a_whi
         if not answers and crash is first:
             raise OperationalError("away")
 
-    monkeypatch.setattr(crash_recovery, "_record", write_down)
+    monkeypatch.setattr(crash_recovery, "record_crash", write_down)
     monkeypatch.setattr(crash_recovery.connections, "close_all", lambda: None)  # the test's own transaction
 
     remaining = [first, second]

@@ -26,7 +26,7 @@ RATE, MESSAGES = 40, 400
 def test_eight_processes_stay_below_the_rate(start_tree: Callable[..., Tree], queue: Any) -> None:
     now = backend_of(connection).now
     queue.send_many(Ping(str(number)) for number in range(MESSAGES))
-    begun, burst = now(connection), RateLimit(queue, "default")._burst
+    begun, burst = now(connection), RateLimit(queue, "default").burst
     trees = [start_tree(queue._meta.label, "--processes", "4", "--no-dispatcher") for _ in range(2)]
     kill_at = MESSAGES // 4
 

@@ -58,7 +58,7 @@ def test_a_service_that_ended_is_no_request_to_hurry() -> None:
     stages.stopping.set()
 
     stages.advance()
-    eventually(lambda: stages._signals.stop_count == 1)
+    eventually(lambda: stages.signals.stop_count == 1)
     assert not stages.hard_stop.is_set()
 
     stages.advance()

@@ -104,7 +104,7 @@ def test_what_has_ended_meanwhile_is_not_interrupted(start_worker: Start) -> Non
     eventually(lambda: handled and not Leased.objects.exists())
     (task,) = worker.pump.receivers
     assert task.active_handler is None, "else it would be interrupted at its limit, in the middle of something else"
-    entry = worker.pump.handlers._by_name["tests"]
+    entry = worker.pump.handlers.by_name["tests"]
 
     interrupt(task, ActiveHandler(handled[0].seq, entry, handled[0], 0.0, 1.0))
     assert interrupt_all([worker.pump]) == 0

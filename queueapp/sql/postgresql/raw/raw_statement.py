@@ -453,6 +453,11 @@ class ServerRoute:
 _routes: dict[tuple[bytes, ...], ServerRoute] = {}
 
 
+def forget_routes() -> None:
+    """Detect anew how each server is reached (tests)."""
+    _routes.clear()
+
+
 class StatementNames(PrepareManager):
     """psycopg's list of prepared statements of one connection, with names by content; it covers user statements,
     too."""

@@ -36,13 +36,13 @@ def test_the_leases_of_a_token_last_as_long_as_the_first_of_them(clock: Clock) -
     leases.add(token, [1, 2], 99.0, 10.0, True)
     leases.add(token, [2, 3], 101.0, 10.0, True)
 
-    assert leases._batches[token].expires == 109.0
+    assert leases.batches[token].expires == 109.0
     assert leases.outstanding == 3
     assert leases.received == 3, "one that came again was there already"
 
     leases.forget([LeasedMessage(seq, token) for seq in (1, 2, 3)])
     leases.add(token, [4], 103.0, 12.0, False)
-    batch = leases._batches[token]
+    batch = leases.batches[token]
     assert (batch.expires, batch.period, batch.renews) == (115.0, 12.0, False)
 
 
@@ -58,7 +58,7 @@ def test_ended_messages_are_forgotten(clock: Clock) -> None:
     assert leases.outstanding == 1
     leases.forget([LeasedMessage(2, old), LeasedMessage(2, old)])
     assert leases.outstanding == 0
-    assert list(leases._batches) == [new], "the others are never used again"
+    assert list(leases.batches) == [new], "the others are never used again"
 
 
 def test_the_first_of_many_acks_wakes_the_agent(clock: Clock) -> None:

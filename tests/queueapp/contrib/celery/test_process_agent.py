@@ -28,7 +28,7 @@ def test_a_consumer_has_a_subscriber_row_with_its_queues(conn: Any, alias: str, 
     row = eventually(Subscriber.objects.using(alias).filter(queue=BrokerQueue._meta.label).first)
     assert (row.process, row.table) == (os.getpid(), BrokerQueue._meta.db_table)
     assert row.id == agent_of(alias).leases.owner
-    agent_of(alias)._next_beat = 0.0
+    agent_of(alias).next_beat = 0.0
     agent_of(alias).wake()
     eventually(lambda: '["q", ""], ["r", ""]' in Subscriber.objects.using(alias).get(pk=row.pk).consumers)
 
@@ -42,9 +42,9 @@ def test_services_can_be_disabled(alias: str) -> None:
         agent = agent_of(alias)
         now = time.monotonic()
         for later in (0, 5):
-            agent._run_services(now + later)
-        assert agent._consuming_since is not None
-        assert not agent._services
+            agent.run_services(now + later)
+        assert agent.consuming_since is not None
+        assert not agent.services
 
 
 def test_a_paused_queue_is_left_alone(conn: Any, alias: str, consume: Consume) -> None:
@@ -56,8 +56,13 @@ def test_a_paused_queue_is_left_alone(conn: Any, alias: str, consume: Consume) -
     assert found == []
 
     QueueControl.objects.using(alias).update(paused=False)
-    agent_of(alias)._next_beat, agent_of(alias)._beats = 0.0, 0
-    agent_of(alias).wake()
+
+    def resumed() -> bool:
+        agent_of(alias).next_beat = 0.0
+        agent_of(alias).wake()
+        return not agent_of(alias).paused
+
+    eventually(resumed)
     eventually(lambda: drained(conn) or found)
 
 
@@ -119,7 +124,7 @@ def test_the_agent_continues_after_an_unexpected_error(
         patch.setattr(topology, "extend", fails)
         agent = agent_of(alias)
         for _ in range(3):
-            agent._refreshed_at = float("-inf")
+            agent.refreshed_at = float("-inf")
             seen = len(failures)
             found = consume("q")
             agent.wake()
@@ -140,25 +145,25 @@ def test_a_helper_of_the_agent_is_restarted(
 ) -> None:
     consume("q")
     agent = agent_of(alias)
-    eventually(lambda: all(helper.is_alive() for helper in agent._helpers))
-    for helper in agent._helpers:
+    eventually(lambda: all(helper.is_alive() for helper in agent.helpers))
+    for helper in agent.helpers:
         assert helper.stop(DEADLINE)
     row = Subscriber.objects.using(alias).filter(pk=agent.leases.owner)
     eventually(row.exists)
     before = row.get().heartbeat_at
 
     def beats() -> None:
-        agent._next_beat = 0.0
+        agent.next_beat = 0.0
         agent.wake()
 
     with monkeypatch.context() as patch:
-        for helper in agent._helpers:
+        for helper in agent.helpers:
             patch.setattr(helper, "start", lambda: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
         beats()
         eventually(lambda: row.get().heartbeat_at > before)  # what cannot be started takes nothing else away
     beats()
 
-    eventually(lambda: all(helper.is_alive() for helper in agent._helpers))
+    eventually(lambda: all(helper.is_alive() for helper in agent.helpers))
 
 
 def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +175,7 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
 
     def flush(connection: Any) -> int:
         deregisters.set()
-        eventually(lambda: agent._asked_to_stop)
+        eventually(lambda: agent.stopping)
         return 0
 
     with kombu.Connection(f"queueapp://{alias}") as conn:
@@ -178,14 +183,14 @@ def test_the_end_of_a_process_waits_for_one_that_is_signing_off(alias: str, monk
         row = Subscriber.objects.using(alias).filter(pk=agent.leases.owner)
         eventually(row.exists)
         monkeypatch.setattr(agent.leases, "flush", flush)
-        conn.transport._agent = None  # it has nothing to write
+        conn.transport.agent = None  # it has nothing to write
     assert deregisters.wait(DEADLINE)
 
     stop_agents()
 
     assert not row.exists()
     assert not agent.is_alive()
-    assert agent not in agent_module._stopping_agents
+    assert agent not in agent_module.stopping_agents
 
 
 def test_a_stopping_agent_is_replaced(conn: Any, alias: str, consume: Consume) -> None:
@@ -204,11 +209,11 @@ def test_a_connection_that_comes_when_all_others_have_closed_has_another_agent(
 ) -> None:
     first = agent_of(alias)
     register = first.register
-    monkeypatch.setattr(first, "register", lambda transport: agent_module._deregister(first) and register(transport))
+    monkeypatch.setattr(first, "register", lambda transport: agent_module.deregister(first) and register(transport))
 
     found = consume("q")
 
-    assert conn.transport._agent is agent_of(alias)
+    assert conn.transport.agent is agent_of(alias)
     assert agent_of(alias) is not first
     publish(conn, "x")
     eventually(lambda: drained(conn) or found)

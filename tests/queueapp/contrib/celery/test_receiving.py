@@ -302,7 +302,7 @@ def test_undelivered_read_ahead_is_released(conn: Any, alias: str, consume: Cons
     publish(conn, *range(4))
     consume("q", prefetch=1)
     (transport,) = {channel._transport for channel in conn.transport.channels}
-    transport._poller.read_ahead, transport._poller.read_at = 8, time.monotonic()  # as after a burst
+    transport.poller.read_ahead, transport.poller.read_at = 8, time.monotonic()  # as after a burst
     conn.drain_events(timeout=30)
     assert rows(alias).exclude(lease_token=None).count() > 1
 
@@ -318,7 +318,7 @@ def test_a_queue_that_is_cancelled_is_left_to_others(conn: Any, alias: str) -> N
     queues = [kombu.Queue("q"), kombu.Queue("r")]
     consumer = kombu.Consumer(conn.channel(), queues, on_message=found.append, prefetch_count=1)
     consumer.consume()
-    poller = consumer.channel._transport._poller
+    poller = consumer.channel._transport.poller
     poller.read_ahead, poller.read_at = 8, time.monotonic()  # as after a burst
     conn.drain_events(timeout=30)
 
@@ -335,7 +335,7 @@ def test_an_idle_consumer_is_woken(conn: Any, alias: str, consume: Consume) -> N
     found = consume("q")
     drained(conn)
     eventually(lambda: agent_of(alias).receives_notifications)
-    conn.transport._poller.plans = {("q",): (False, float("inf"))}  # nothing but a wake-up lets it look
+    conn.transport.poller.plans = {("q",): (False, float("inf"))}  # nothing but a wake-up lets it look
 
     def publish_later() -> None:
         with kombu.Connection(f"queueapp://{alias}") as second_connection:

@@ -203,7 +203,7 @@ def test_a_locked_poison_table_is_reported_and_costs_the_record_no_details(
         tried.append(None)
         raise locked if len(tried) == inserts else DataError("a value out of range")
 
-    monkeypatch.setattr(poison_store, "_insert", insert)
+    monkeypatch.setattr(poison_store, "insert", insert)
     message.put()
 
     with pytest.raises(OperationalError) as caught:

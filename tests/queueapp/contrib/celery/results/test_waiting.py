@@ -101,11 +101,11 @@ def test_no_notification_is_sent_without_waiters(backend: Any, alias: str) -> No
 
 def test_without_wake_ups_results_are_polled(backend: Any, app: Celery, alias: str, later: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False}
-    result_waiter._listeners.clear()
+    result_waiter.listeners.clear()
     later(lambda: backend.store_result("a", 5, states.SUCCESS))
 
     assert AsyncResult("a", app=app).get(timeout=30) == 5
-    assert not result_waiter._listeners
+    assert not result_waiter.listeners
 
 
 def test_the_time_is_over(backend: Any, app: Celery, alias: str) -> None:
