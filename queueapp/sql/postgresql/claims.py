@@ -80,20 +80,20 @@ class PostgresqlClaims(Statements, Claims):
         self._always_ranges = bool(table.claim_by or table.priority64)
         #: The shapes that the ranges of this queue can have.
         self.shapes = (Where.RANGES,) if self._always_ranges else tuple(Where)
-        self._statements = {shape: self._build_claims(shape) for shape in self.shapes}
-        self._peeks = {(shape, two): self._build_peek(shape, two) for shape in self.shapes for two in self.shapes}
+        self.statements = {shape: self._build_claims(shape) for shape in self.shapes}
+        self.peeks = {(shape, two): self._build_peek(shape, two) for shape in self.shapes for two in self.shapes}
         heads = (Where.CLOSED, *([] if self._always_ranges else [Where.OPEN]))
-        self._heads = {(where, bodies): self._build_heads(where, bodies) for where in heads for bodies in (False, True)}
+        self.heads = {(where, bodies): self._build_heads(where, bodies) for where in heads for bodies in (False, True)}
         #: Claims that open their transaction, by ``whole``, and single claims; none on a queue with recipients or
         #: levels.
-        self._single_claims: SingleClaims | None = None
+        self.single_claims: SingleClaims | None = None
         self._opening_claims: tuple[OpeningClaim, ...] = ()
         #: The claim by lease of such a queue, the most frequent statement.
         self._packed_lease: LeaseClaim | None = None
         if not (self._always_ranges or table.barriers):
-            self._opening_claims = tuple(map(OpeningClaim, self._statements[Where.OPEN][1:]))
-            self._single_claims = SingleClaims(self._opening_claims[0])
-            if by_lease := self._statements[Where.OPEN][0]:
+            self._opening_claims = tuple(map(OpeningClaim, self.statements[Where.OPEN][1:]))
+            self.single_claims = SingleClaims(self._opening_claims[0])
+            if by_lease := self.statements[Where.OPEN][0]:
                 self._packed_lease = LeaseClaim(by_lease)
 
     def peek(
@@ -109,7 +109,7 @@ class PostgresqlClaims(Statements, Claims):
         if where[1] is Where.RANGES:
             window = window[:-1]  # no limit over all ranges
         params = (*self.range_params(ahead, limit), WINDOW_ROWS, *window)
-        found, back, *places = self._guard.fetch(connection, self._peeks[where], params)[0]
+        found, back, *places = self._guard.fetch(connection, self.peeks[where], params)[0]
         return PeekResult(found, min(back, limit), *places)
 
     def read_heads(self, connection: Any, only: SeqRange, limit: int) -> list[tuple[int, str]]:
@@ -120,10 +120,10 @@ class PostgresqlClaims(Statements, Claims):
 
     def _read_heads(self, connection: Any, only: SeqRange, limit: int, bodies: bool) -> list[Any]:
         if self.shape_of([only]) is Where.OPEN:
-            return self._guard.fetch(connection, self._heads[Where.OPEN, bodies], (only.low, limit))
+            return self._guard.fetch(connection, self.heads[Where.OPEN, bodies], (only.low, limit))
         level = [getattr(only, name) for name in self.table.claim_by]
         params = (*level, only.low, *level, only.high, limit)
-        return self._guard.fetch(connection, self._heads[Where.CLOSED, bodies], params)
+        return self._guard.fetch(connection, self.heads[Where.CLOSED, bodies], params)
 
     def claim_by_lease(
         self,
@@ -137,7 +137,7 @@ class PostgresqlClaims(Statements, Claims):
         if not ranges:
             return []
         where = self.shape_of(ranges)
-        sql = self._statements[where][0]
+        sql = self.statements[where][0]
         params = (token, owner, lease_ms, *self.range_params(ranges, limit), *self.claimant(owner))
         packed = self._packed_lease if where is Where.OPEN else None
         if packed is not None and not self._guard.restrains(sql) and can_run_raw(connection):
@@ -162,7 +162,7 @@ class PostgresqlClaims(Statements, Claims):
         if not ranges:
             return []
         where = self.shape_of(ranges)
-        sql = self._statements[where][2 if whole else 1]
+        sql = self.statements[where][2 if whole else 1]
         rows = None
         if (
             self._opening_claims
@@ -179,7 +179,7 @@ class PostgresqlClaims(Statements, Claims):
         return rows
 
     def _open_with_claim(self, connection: Any, only: SeqRange, limit: int, whole: bool) -> list[Claimed] | None:
-        single = self._single_claims if limit == 1 and not whole else None
+        single = self.single_claims if limit == 1 and not whole else None
         opening = single.ways(self._guard)[0] if single is not None else self._opening_claims[whole]
         started = monotonic()
         result = opening.query.fetch(connection, opening.values(only, limit))
@@ -204,15 +204,15 @@ class PostgresqlClaims(Statements, Claims):
 
     def pipelined_claim(self, connection: Any, ranges: Sequence[SeqRange]) -> OpeningClaim | None:
         if (
-            self._single_claims is None
+            self.single_claims is None
             or self.shape_of(ranges) is not Where.OPEN
-            or self._guard.sorts(self._statements[Where.OPEN][1])
+            or self._guard.sorts(self.statements[Where.OPEN][1])
         ):
             return None
-        return self._single_claims.following(connection, self._guard)
+        return self.single_claims.following(connection, self._guard)
 
     def commit_and_claim(self, connection: Any, ranges: Sequence[SeqRange], plan: OpeningClaim) -> list[Claimed] | None:
-        assert self._single_claims is not None, "pipelined_claim() returned a plan"
+        assert self.single_claims is not None, "pipelined_claim() returned a plan"
         # Index and safety: the claim by delete, which it is. COMMIT comes first: when it fails the server skips the
         # rest.
         started = monotonic()
@@ -222,7 +222,7 @@ class PostgresqlClaims(Statements, Claims):
         seconds = monotonic() - started
         if seconds > plan_guard.SLOW:
             self._guard.record_time(seconds, connection, plan.sql, plan.params(ranges[0], 1))
-        self._single_claims.claimed(result)
+        self.single_claims.claimed(result)
         return _single(result)
 
     # -- how claims are written -------------------------------------------------------------------------------------

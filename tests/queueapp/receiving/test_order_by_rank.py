@@ -278,7 +278,7 @@ def test_a_claim_by_priority_reads_what_it_takes_where_the_table_is_believed_emp
 
 def pages_read(sql: Any, connection: Any, ranges: list[SeqRange]) -> int:
     """Pages that a claim of ten reads, kept from sorting as one is that was slow. It is rolled back."""
-    statement = sql.claims._statements[Where.RANGES][1]
+    statement = sql.claims.statements[Where.RANGES][1]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_sort = off; SET LOCAL enable_seqscan = off")
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", sql.claims.range_params(ranges, 10))
@@ -294,7 +294,7 @@ def test_queues_without_it_claim_by_the_same_statements() -> None:
     for queue in (Leased, Urgent, Addressed):
         sql = queue_sql(queue, connections["default"])
         texts = (
-            f"{sql.claims._statements} {sql.claims._peeks} {sql.claims._heads}"
+            f"{sql.claims.statements} {sql.claims.peeks} {sql.claims.heads}"
             if connections["default"].vendor == "postgresql"
             else ""
         )

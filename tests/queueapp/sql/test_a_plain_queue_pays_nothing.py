@@ -100,7 +100,7 @@ def test_its_statements_and_their_plans_are_those_that_one_would_write(by_hand: 
         for table in (db_table, by_hand):
             cursor.execute(f"INSERT INTO {table} (id) SELECT gen_random_uuid() FROM generate_series(1, 20000)")
             cursor.execute(f"ANALYZE {table}")
-    claim, where = sql.claims._statements[Where.OPEN][0], (token, token, 1000, 0, 100)
+    claim, where = sql.claims.statements[Where.OPEN][0], (token, token, 1000, 0, 100)
     ack = f'DELETE FROM "{db_table}" WHERE "lease_token" = %s AND "seq" = ANY(%s)'
     for text, params in ((claim, where), (ack, (token, [1, 2, 3]))):
         lines = [line.replace(db_table, by_hand) for line in plan(text, params)]

@@ -59,18 +59,18 @@ class SingleClaims:
     ``PlanGuard`` notices: they are planned each time again while its ``RESTRAIN_S`` lasts.
     """
 
-    __slots__ = ("_count", "_each_time", "_once")
+    __slots__ = ("count", "each_time", "once")
 
     def __init__(self, each_time: OpeningClaim) -> None:
-        #: Shared by threads without a lock: a lost update costs one plan.
-        self._count = 0
-        self._each_time, self._once = each_time, OpeningClaim(each_time.sql.replace("LIMIT %s", "LIMIT 1"))
+        #: Claims in a row that found a message. Shared by threads without a lock: a lost update costs one plan.
+        self.count = 0
+        self.each_time, self.once = each_time, OpeningClaim(each_time.sql.replace("LIMIT %s", "LIMIT 1"))
 
     def ways(self, guard: PlanGuard) -> tuple[OpeningClaim, OpeningClaim]:
         """Both statements, the preferred one first."""
-        if self._count >= PLAN_ONCE_AFTER and not guard.sorted_lately(self._once.sql):
-            return self._once, self._each_time
-        return self._each_time, self._once
+        if self.count >= PLAN_ONCE_AFTER and not guard.sorted_lately(self.once.sql):
+            return self.once, self.each_time
+        return self.each_time, self.once
 
     def following(self, connection: Any, guard: PlanGuard) -> OpeningClaim | None:
         """The statement that may follow a commit in this session, which knows only those it has used. None: neither."""
@@ -82,4 +82,4 @@ class SingleClaims:
 
     def claimed(self, result: Any) -> None:
         """Count a claim, or start again after one that found nothing."""
-        self._count = self._count + 1 if result.ntuples else 0
+        self.count = self.count + 1 if result.ntuples else 0

@@ -70,33 +70,33 @@ class PlanGuard:
     """Runs statements as they are or restrained, by what this process has seen of their plans. Shared by threads
     without a lock: a lost update costs at most a second check."""
 
-    __slots__ = ("_check_at", "_harmless", "_restrained_until", "_sorting")
+    __slots__ = ("check_at", "harmless", "restrained_until", "sorting")
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Discard what was seen."""
-        self._sorting: set[str] = set()
+        self.sorting: set[str] = set()
         #: When each statement's plan may be checked again.
-        self._check_at: dict[str, float] = {}
+        self.check_at: dict[str, float] = {}
         #: (seconds, until when): the time that each statement took when the check of its plan found nothing.
-        self._harmless: dict[str, tuple[float, float]] = {}
+        self.harmless: dict[str, tuple[float, float]] = {}
         #: Until when each statement is restrained.
-        self._restrained_until: dict[str, float] = {}
+        self.restrained_until: dict[str, float] = {}
 
     def sorts(self, sql: str) -> bool:
         """Whether the planner would sort, as of the last check."""
-        return sql in self._sorting
+        return sql in self.sorting
 
     def restrains(self, sql: str) -> bool:
         """Whether the statement must not run as it is: the planner would sort, or did within ``RESTRAIN_S``."""
-        return sql in self._sorting or monotonic() < self._restrained_until.get(sql, 0.0)
+        return sql in self.sorting or monotonic() < self.restrained_until.get(sql, 0.0)
 
     def sorted_lately(self, sql: str) -> bool:
         """The same for a statement that is not run meanwhile, so that its plan is not checked: after ``RESTRAIN_S`` it
         may be tried again."""
-        return sql in self._sorting and monotonic() < self._restrained_until.get(sql, 0.0)
+        return sql in self.sorting and monotonic() < self.restrained_until.get(sql, 0.0)
 
     def fetch(self, connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
         """As ``cursor.fetch``."""
@@ -140,28 +140,28 @@ class PlanGuard:
         """Record the time that a statement took; check its plan if it was slow."""
         if seconds <= SLOW:
             return
-        harmless, until = self._harmless.get(sql, (0.0, 0.0))
+        harmless, until = self.harmless.get(sql, (0.0, 0.0))
         due = seconds > 2 * harmless or monotonic() > until
         if due and self._check(connection, sql, params, by_key) is False:
-            self._harmless[sql] = seconds, monotonic() + CHECK_HARMLESS_EVERY
+            self.harmless[sql] = seconds, monotonic() + CHECK_HARMLESS_EVERY
 
     def _check(self, connection: Any, sql: str, params: Sequence[Any], by_key: bool) -> bool | None:
         """Whether its plan is bad; None: no check is due, or the check was refused."""
         now = monotonic()
-        if now < self._check_at.get(sql, 0.0):
+        if now < self.check_at.get(sql, 0.0):
             return None
-        self._check_at[sql] = now + (CHECK_SORTING_EVERY if now < self._restrained_until.get(sql, 0.0) else CHECK_EVERY)
+        self.check_at[sql] = now + (CHECK_SORTING_EVERY if now < self.restrained_until.get(sql, 0.0) else CHECK_EVERY)
         try:
             with _safe_cursor(hot_cursor(connection).connection) as cursor:
                 bad = _is_bad(cursor, sql, params, by_key)
         except psycopg.Error:
             return None  # the slow statement has run, and its result belongs to the caller
         if bad:
-            self._sorting.add(sql)
-            self._restrained_until[sql] = now + RESTRAIN_S
-            self._check_at[sql] = now + CHECK_SORTING_EVERY
+            self.sorting.add(sql)
+            self.restrained_until[sql] = now + RESTRAIN_S
+            self.check_at[sql] = now + CHECK_SORTING_EVERY
         else:
-            self._sorting.discard(sql)
+            self.sorting.discard(sql)
         return bad
 
 

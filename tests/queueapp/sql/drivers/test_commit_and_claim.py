@@ -28,7 +28,7 @@ ALL = [SeqRange()]
 @pytest.fixture(autouse=True, params=[pipelined_claims.PLAN_ONCE_AFTER, 0], ids=["planned each time", "planned once"])
 def three_messages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", request.param)
-    monkeypatch.setattr(queue_sql(Transactional, connection).claims._single_claims, "_count", 0)
+    monkeypatch.setattr(queue_sql(Transactional, connection).claims.single_claims, "count", 0)
     # Whether an earlier test, or a busy machine, has seen a plan that sorts is no matter here.
     for queue in (Transactional, AddressedUrgent):
         queue_sql(queue, connection).guard.reset()
@@ -303,9 +303,9 @@ def test_a_streak_goes_on_though_another_threads_claim_was_in_vain() -> None:
         claim()
         way = sql.claims.pipelined_claim(connection, ALL)
         assert way is not None
-        sql.claims._single_claims._count = -1
+        sql.claims.single_claims.count = -1
         assert [row[BODY] for row in sql.claims.commit_and_claim(connection, ALL, way)] == [b"2"]
-        sql.claims._single_claims._count = pipelined_claims.PLAN_ONCE_AFTER
+        sql.claims.single_claims.count = pipelined_claims.PLAN_ONCE_AFTER
         assert [row[BODY] for row in follow() or ()] == [b"3"]
 
 
@@ -313,15 +313,15 @@ def test_a_plan_kept_that_sorts_is_not_used_again_for_a_while(monkeypatch: pytes
     """It was made while the queue was nearly empty, whatever came since."""
     monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 0)
     sql = queue_sql(Transactional, connection)
-    once, order = sql.claims._single_claims._once.sql, sql.guard
-    order._sorting.add(once)
-    order._restrained_until[once] = monotonic() + plan_guard.RESTRAIN_S
+    once, order = sql.claims.single_claims.once.sql, sql.guard
+    order.sorting.add(once)
+    order.restrained_until[once] = monotonic() + plan_guard.RESTRAIN_S
 
     assert len(take_all()) == 3
 
     assert list(executed()) == ["$2"]
-    order._restrained_until[once] = monotonic()
-    monkeypatch.setattr(sql.claims._single_claims, "_count", 0)
+    order.restrained_until[once] = monotonic()
+    monkeypatch.setattr(sql.claims.single_claims, "count", 0)
     Transactional.send_many([4, 5])
     assert len(take_all()) == 2
     assert sorted(executed()) == ["$2", "1"], "a plan that is not used is not checked: it is tried again"

@@ -206,4 +206,4 @@ def check(
         rows_read(item())
 
         assert rows_read(item()) <= 10 * FEW
-        assert order._sorting or table is JournalEntry
+        assert order.sorting or table is JournalEntry

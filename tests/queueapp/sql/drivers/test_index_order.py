@@ -69,8 +69,8 @@ def stored() -> DelayedMessage:
 
 
 def forget_looks(order: PlanGuard) -> None:
-    order._check_at.clear()
-    order._harmless.clear()
+    order.check_at.clear()
+    order.harmless.clear()
 
 
 def think_it_empty(table: str) -> None:
@@ -105,12 +105,12 @@ def test_while_the_planner_is_known_to_sort_a_plan_that_the_session_has_kept_is_
         rows_read(run)
     queue, _ = VERBS[request.node.callspec.params["run"]]
     order = (queue_sql(queue, connection) if queue else backend_of(connection)).guard
-    order._sorting.update(order._check_at)
-    order._check_at.update(dict.fromkeys(order._check_at, float("inf")))
+    order.sorting.update(order.check_at)
+    order.check_at.update(dict.fromkeys(order.check_at, float("inf")))
     try:
         assert rows_read(run) <= 20 * FEW
     finally:
-        order._sorting.clear()
+        order.sorting.clear()
         forget_looks(order)
 
 
@@ -175,7 +175,7 @@ def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order = backend_of(connection).guard  # type: ignore[attr-defined]
-    order._sorting.clear()
+    order.sorting.clear()
     forget_looks(order)
     DelayedMessage.objects.bulk_create(
         DelayedMessage(message_id=uuid.uuid4(), destination=f"a.Q{n % 3}", headers="{}", body=b"", due=timezone.now())
@@ -189,8 +189,8 @@ def test_the_store_is_not_taken_for_one_that_sorts_because_of_what_was_asked(
     monkeypatch.setattr(plan_guard, "SLOW", 0.0)
     backend_of(connection).delayed.first_due(connection, STORE, names)
 
-    assert order._check_at
-    assert not order._sorting
+    assert order.check_at
+    assert not order.sorting
 
 
 @pytest.mark.parametrize("refused", ["SELECT 1 FROM nowhere", "SELECT 1 / 0"])

@@ -250,8 +250,8 @@ def follow_when_it_would_sort(sql: Any, clock: list[float]) -> None:
 def planned_once(sql: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The claims of one of a queue of which many messages were claimed one after another."""
     monkeypatch.setattr(pipelined_claims, "PLAN_ONCE_AFTER", 0)
-    monkeypatch.setattr(sql.claims._single_claims, "_count", 0)
-    return sql.claims._single_claims
+    monkeypatch.setattr(sql.claims.single_claims, "count", 0)
+    return sql.claims.single_claims
 
 
 def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
@@ -263,12 +263,12 @@ def test_of_a_claim_that_is_planned_once_its_own_plan_is_looked_at(
         with transaction.atomic():
             assert len(sql.claims.claim_by_delete(connection, [SeqRange()], 1)) == 1
         assert len(opened) == expected
-        assert sql.guard.sorts(planned_once._once.sql)
+        assert sql.guard.sorts(planned_once.once.sql)
 
 
 def test_of_one_that_follows_a_commit_as_well(sql: Any, planned_once: Any, clock: list[float]) -> None:
     with transaction.atomic():
         follow_when_it_would_sort(sql, clock)
 
-    assert sql.guard.sorts(planned_once._once.sql)
-    assert not sql.guard.sorts(planned_once._each_time.sql)
+    assert sql.guard.sorts(planned_once.once.sql)
+    assert not sql.guard.sorts(planned_once.each_time.sql)

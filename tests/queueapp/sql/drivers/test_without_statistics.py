@@ -55,7 +55,7 @@ def fill(queue: Any, messages: int = MESSAGES) -> Any:
         cursor.execute("DELETE FROM pg_statistic WHERE starelid = %s::regclass", [table])
         cursor.execute("UPDATE pg_class SET reltuples = -1, relpages = 0 WHERE oid = %s::regclass", [table])
     sql = queue_sql(queue, connection)
-    sql.guard._sorting.clear()
+    sql.guard.sorting.clear()
     return sql
 
 
