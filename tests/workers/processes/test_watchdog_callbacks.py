@@ -100,8 +100,8 @@ def test_a_hook_that_hangs_is_interrupted_and_its_message_stays_handled(
     assert worker.pump.stats.failed == 0
     assert not PoisonMessage.objects.exists()
     (late,) = eventually(lambda: messages(caplog, logging.WARNING))
-    assert late.startswith("testapp.Transactional: the hook Hanging of tests, for message ")
-    assert re.search(r"exceeds its time limit after \d+\.\d s and is interrupted", late)
+    assert late.startswith("testapp.Transactional: the hook Hanging of tests exceeds its time limit after ")
+    assert re.search(r"exceeds its time limit after \d+\.\d s with message \d+ and is interrupted", late)
     assert "Error calling Hanging in on_commit()" in caplog.text
 
 
@@ -207,7 +207,7 @@ def test_a_policy_that_hangs_is_interrupted_and_the_default_one_decides(
     assert hang.ended_by == [TimeLimitExceeded]
     assert [item.reason for item in PoisonMessage.objects.all()] == ["failed 1 of 1 attempts: ValueError: 1"]
     assert list(Effect.objects.values_list("name", flat=True)) == ["kept"]
-    assert "the recoverability policy of tests, for message" in caplog.text
+    assert "the recoverability policy of tests exceeds its time limit" in caplog.text
     assert "a receiver failed" not in caplog.text
 
 
@@ -233,7 +233,7 @@ def test_receivers_of_a_signal_that_hang_are_interrupted_and_the_verdict_stands(
 
     assert hang.ended_by == [TimeLimitExceeded]
     assert worker.pump.stats.failed == 2
-    assert "the receivers of a signal of tests, for message" in caplog.text
+    assert "the receivers of a signal of tests exceeds its time limit" in caplog.text
     assert "were interrupted" in caplog.text
 
 
