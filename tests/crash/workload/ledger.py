@@ -179,7 +179,7 @@ WORDS = {
             f"INSERT INTO auth_group (name) VALUES (N'{TAKEN}')",
         ],
         sent="INSERT INTO crash_sent ([key], queue, how) SELECT n.k, n.q, n.h FROM (VALUES (%s, %s, %s)) AS n(k, q, h) "
-        "WHERE NOT EXISTS (SELECT 1 FROM crash_sent AS s WITH (FORCESEEK, UPDLOCK, HOLDLOCK) WHERE s.[key] = n.k)",
+        "WHERE NOT EXISTS (SELECT 1 FROM crash_sent AS s WITH (FORCESEEK, UPDLOCK) WHERE s.[key] = n.k)",
         sent_many="INSERT INTO crash_sent ([key], queue, how) SELECT k.[value], n.q, '{how}' "
         "FROM OPENJSON(%s) AS k CROSS JOIN (VALUES (%s)) AS n(q)",
         list_of=json.dumps,
