@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 from project.flights.models import FlightDelays
 from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
-from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage, Subscriber, Subscription
+from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage, Schedule, Subscriber, Subscription
 from tests.browser.rows import LONG_NAME, LONG_REASON, SUBJECT
 from tests.testapp.models import Addressed, Leased, Urgent
 
@@ -31,7 +31,7 @@ def list_of(model: Any) -> str:
 def addresses() -> list[str]:
     """At least one of every kind of page."""
     found = ["/admin/", "/admin/queueapp/", OVERVIEW, f"{OVERVIEW}testapp.Leased/history/"]
-    found.append(f"{OVERVIEW}testapp.Transactional/history/")
+    found += [f"{OVERVIEW}testapp.Transactional/history/", f"{OVERVIEW}testapp.Leased/charts/"]
     for model in (
         Leased,
         Urgent,
@@ -43,6 +43,7 @@ def addresses() -> list[str]:
         PendingMove,
         JournalEntry,
         Result,
+        Schedule,
     ):
         keys = model._base_manager.order_by("-pk").values_list("pk", flat=True)[:2]
         found += [list_of(model), *(f"{list_of(model)}{key}/change/" for key in keys)]
@@ -58,7 +59,8 @@ def addresses() -> list[str]:
     found += [f"{poison}{messages.get(status=Status.EDITED).pk}/history/", f"{poison}{odd.get().pk}/edit/"]
     declared = [f"{list_of(DeclaredQueue)}{quote(f'default:{item.pk}')}" for item in DeclaredQueue.objects.all()]
     found += [list_of(DeclaredQueue), *(f"{item}/change/" for item in declared), f"{declared[0]}/history/"]
-    found += ["/admin/queueapp/alert/", SUBJECTS, list_of(Subscription)]
+    found += ["/admin/queueapp/alert/", SUBJECTS, list_of(Subscription), f"{poison}{long.pk}/rehearse/"]
+    found += [f"{list_of(Schedule)}add/", f"{list_of(Schedule)}{quote(Schedule.objects.earliest('name').pk)}/delete/"]
     held, waiting = Leased.objects.filter(lease_token__isnull=False).earliest("pk"), Leased.objects.latest("pk")
     found += [f"{list_of(Leased)}{held.pk}/change/", f"{list_of(Leased)}{waiting.pk}/delete/"]
     found.append(f"{list_of(DelayedMessage)}{DelayedMessage.objects.latest('pk').pk}/delete/")

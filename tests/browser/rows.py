@@ -21,6 +21,7 @@ from queueapp.models import (
     DelayedMessage,
     Now,
     PoisonMessage,
+    Schedule,
     SubjectKey,
     Subscriber,
     Subscription,
@@ -71,6 +72,10 @@ def everything() -> None:
     Subscriber.objects.create(
         queue=DISPATCHER, host="w-2", process=9, alive_until=Now() + timedelta(minutes=9), **common
     )
+    Schedule.objects.create(
+        name="nightly report of reservations", queue="testapp.Leased", cron="0 3 * * *", timezone="Europe/Vienna",
+        next_at=Now() + timedelta(hours=3), due_at=Now() + timedelta(hours=3), runs=12, failures=2, error=LONG_REASON,
+    )  # fmt: skip
     Leased.send_many({"n": n, "text": HOSTILE} for n in range(12))
     first, second, third, fourth, *_ = Leased.objects.values_list("pk", flat=True)
     lease = {"lease_token": uuid.uuid4(), "lease_owner": live.pk, "deliveries": 1}

@@ -137,7 +137,7 @@ def test_a_poison_message_is_edited_and_requeued_from_its_own_page(browse: Brows
 
     def mend(page: Page) -> str:
         page.goto("/admin/queueapp/poisonmessage/")
-        page.locator("#result_list tbody a").first.click()
+        page.locator("#result_list tbody .field-message a").first.click()
         page.get_by_role("link", name="Edit and requeue…").click()
         page.get_by_label("Body:").fill('{"gate":')
         page.get_by_role("button", name="Requeue the edited message").click()
