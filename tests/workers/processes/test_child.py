@@ -68,10 +68,10 @@ def start(settings: Any) -> Iterator[Callable[[str], Process]]:
 
 
 SERVICES = [
-    ("worker", Heartbeat, "_read_controls"),
+    ("worker", Heartbeat, "read_controls"),
     ("worker", Listener, "_listen"),
-    ("worker", Watchdog, "_check"),
-    ("worker", LeaseRenewer, "_round"),
+    ("worker", Watchdog, "check"),
+    ("worker", LeaseRenewer, "renew_once"),
     ("worker", ConnectionWatchdog, "serve"),
     ("worker", QueuePump, "peek_and_submit"),
     ("dispatcher", DelayedDispatcher, "serve"),
@@ -146,7 +146,7 @@ def test_a_healthy_worker_logs_one_line_a_minute_and_nothing_else(
     start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert child.STATS_INTERVAL == 60
-    monkeypatch.setattr(child, "INTERVAL", 0.3)
+    monkeypatch.setattr(child, "STATS_INTERVAL", 0.3)
     caplog.set_level(logging.INFO)
 
     @consumer(Leased, name="tests")

@@ -59,9 +59,9 @@ def test_a_queue_with_none_of_them_is_received_whole() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--consumer", "no.such.consumer"], "--consumer 'no.such.consumer' is not accepted: these queues have"),
-        (["testapp.Leased", "--consumer", "addressed.first"], "these queues have leased.act, leased.nop, leased.pong"),
-        (["--consumer", "leased.act", "--until-empty"], "--until-empty would wait for ever"),
+        (["--consumer", "no.such.consumer"], "--consumer 'no.such.consumer' is not accepted: the consumers of these queues are"),
+        (["testapp.Leased", "--consumer", "addressed.first"], "the consumers of these queues are leased.act, leased.nop, leased.pong"),
+        (["--consumer", "leased.act", "--until-empty"], "--until-empty cannot be combined with"),
     ],
 )
 def test_consumers_that_are_not_there_are_refused(arguments: list[str], words: str) -> None:
