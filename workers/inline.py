@@ -28,10 +28,10 @@ from django.db import connections
 from queueapp import callbacks, overrides, signals
 from queueapp.consuming.context import handling
 from queueapp.consuming.registry import registered
-from queueapp.errors import QueueError, UndecodableMessage, UnsupportedServer
+from queueapp.errors import QueueError, UnsupportedServer
 from queueapp.failures import limits
 from queueapp.inline import Outcome, Rehearsed
-from queueapp.messages import decode_headers
+from queueapp.messages import readable_headers
 from queueapp.messages.ids import as_uuid
 from queueapp.models import Now, Semantics, Subscriber
 from queueapp.receiving import barriers
@@ -210,10 +210,7 @@ class _Inline(Receiver):
 
     def _outcome(self, claimed: Claimed, outcome: BaseException | bool | None) -> Outcome:
         consumer = self.consumer_of(claimed)
-        try:
-            headers = decode_headers(claimed[HEADERS])
-        except UndecodableMessage:
-            headers = {}
+        headers = readable_headers(claimed[HEADERS])
         return Outcome(
             self.queue,
             self.alias,

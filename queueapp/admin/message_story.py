@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.http import urlencode
 
-from ..errors import UndecodableMessage
 from ..failures.history import read_failures
-from ..messages import CONVERSATION_ID, CORRELATION_ID, RELATED_TO, decode_headers, well_known
+from ..messages import CONVERSATION_ID, CORRELATION_ID, RELATED_TO, readable_headers, well_known
 from ..messages.ids import time_of
 from ..models import QueueControl
 from .formatting import display, untrusted
@@ -47,7 +45,7 @@ def timeline(message: Any, identity: Any) -> list[tuple[Any, Any]]:
     if getattr(message, "lease_token", None) and isinstance(message.lease_expires, datetime):
         found.append((message.lease_expires, "its lease expires"))
     for entry in read_failures(getattr(message, "failures", None))[-MAX_ATTEMPTS:]:
-        if isinstance(entry, dict) and (at := _moment(entry.get("at"))) is not None:
+        if isinstance(entry, dict) and (at := display.parsed_moment(entry.get("at"))) is not None:
             attempt = untrusted.inline(entry.get("attempt", ""), 10)
             error = untrusted.inline(entry.get("exception", ""), 160)
             found.append((at, format_html("attempt {} failed: {}", attempt, error)))
@@ -63,25 +61,13 @@ def _made_at(identity: Any) -> datetime | None:
         return None
 
 
-def _moment(text: Any) -> datetime | None:
-    try:
-        at = parse_datetime(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    # Times without a zone are written in UTC.
-    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
-
-
 def related(page: Any, request: HttpRequest, message: Any, identity: Any) -> list[tuple[str, Any]]:
     """Facts that lead to the messages with the same correlation, to the one that caused this one, and to those that it
     caused: searches, as far as the user may search."""
     overview = page.admin_site._registry.get(QueueControl)
     if overview is None or not overview.has_view_permission(request):
         return []
-    try:
-        headers = decode_headers(message.start_of_headers)
-    except UndecodableMessage:
-        headers = {}
+    headers = readable_headers(message.start_of_headers)
     correlation = getattr(message, "correlation_id", None) or well_known(headers, CORRELATION_ID)
     facts = []
     if correlation:

@@ -102,10 +102,7 @@ class Failure:
     @property
     def headers(self) -> dict[str, str]:
         """The stored headers; empty when they do not parse."""
-        try:
-            return messages.decode_headers(self.row.headers)
-        except UndecodableMessage:
-            return {}
+        return messages.readable_headers(self.row.headers)
 
     @property
     def message_type(self) -> str:

@@ -182,6 +182,14 @@ def decode_headers(headers: str) -> dict[str, str]:
         raise UndecodableMessage(f"The headers are not a JSON object of strings: {error}") from error
 
 
+def readable_headers(headers: str) -> dict[str, str]:
+    """All headers as a dict; empty where they cannot be decoded."""
+    try:
+        return decode_headers(headers)
+    except UndecodableMessage:
+        return {}
+
+
 def well_known(headers: Mapping[str, str], name: str) -> str | None:
     """One of our header names, also where the message carries it under NServiceBus' name; None when it has neither."""
     value = headers.get(name)

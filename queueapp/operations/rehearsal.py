@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +25,10 @@ from typing import Any, NamedTuple
 from django.db import Error, connections, router, transaction
 
 from .. import inline, messages, registry
-from ..errors import InvalidOption, QueueError, UndecodableMessage, UnsupportedServer
+from ..errors import InvalidOption, QueueError, UnsupportedServer
 from ..messages.header_names import DIED
 from ..models import DelayedMessage, PoisonMessage, Semantics, StoredMessage
+from ..sending.isolation import in_another_thread
 from ..sql import SessionState, backend_of, nonblocking
 
 #: Bytes of a body that is reported.
@@ -211,7 +211,7 @@ def _row_of(message: Any, body: bytes | None, headers: Mapping[str, str] | None,
         row["headers"] = messages.encode_headers(dict(headers))
     elif messages.ATTEMPTS in row["headers"]:
         counted = {messages.ATTEMPTS, DIED}
-        kept = {name: value for name, value in _headers(row["headers"]).items() if name not in counted}
+        kept = {name: value for name, value in messages.readable_headers(row["headers"]).items() if name not in counted}
         row["headers"] = messages.encode_headers(kept)
     if consumer:
         row["recipient"] = consumer
@@ -410,7 +410,7 @@ def _sent_in(model: Any, alias: str, limit: int) -> list[RehearsedSend]:
         RehearsedSend(
             row.get("destination") or model._meta.label,
             messages.as_uuid(row.get("message_id") or row["id"]),
-            _headers(row["headers"]),
+            messages.readable_headers(row["headers"]),
             None if row["body"] is None else bytes(row["body"]),
             row.get("recipient", ""),
             model is DelayedMessage,
@@ -420,40 +420,13 @@ def _sent_in(model: Any, alias: str, limit: int) -> list[RehearsedSend]:
 
 
 def _seen_by_others(model: Any, alias: str, lowest: int) -> set[int]:
-    found: set[int] = set()
+    """Keys that are committed: read on a connection that is not in the transaction of the rehearsal."""
 
-    def read() -> None:
+    def read() -> set[int]:
         rows = nonblocking(model._base_manager.using(alias)).filter(pk__gte=lowest)
-        found.update(rows.values_list("pk", flat=True))
+        return set(rows.values_list("pk", flat=True))
 
-    _in_another_thread(alias, read)
-    return found
-
-
-def _in_another_thread(alias: str, work: Callable[[], None]) -> None:
-    """Call it with a connection of its own, which is not in the transaction of the rehearsal."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            connections[alias].close()
-
-    thread = threading.Thread(target=run, name="queueapp-rehearsal")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _headers(text: str) -> dict[str, str]:
-    try:
-        return messages.decode_headers(text)
-    except UndecodableMessage:
-        return {}
+    return in_another_thread(alias, read)
 
 
 # -- what reaches beyond this process --------------------------------------------------------------------------------

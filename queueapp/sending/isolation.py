@@ -88,6 +88,11 @@ def outside_transaction(alias: str, work: Callable[[], _ResultT]) -> _ResultT:
     """Call ``work`` outside of a transaction that this thread has open: in a thread with a connection of its own."""
     if not in_transaction(connections[alias]) or inline.is_rehearsing():
         return work()
+    return in_another_thread(alias, work)
+
+
+def in_another_thread(alias: str, work: Callable[[], _ResultT]) -> _ResultT:
+    """Call ``work`` in a thread of its own, which has a connection of its own."""
     result: list[_ResultT] = []
     failure: list[BaseException] = []
 

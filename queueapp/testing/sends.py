@@ -87,12 +87,19 @@ def waiting(only: Iterable[Any] = ()) -> Iterator[Sent]:
                 for key, headers, body, *rest in (
                     queue.objects.using(alias).order_by("seq").values_list("id", "headers", "body", *names)
                 ):
-                    yield Sent(queue, messages.as_uuid(key), _read(headers), _bytes(body), *rest)
+                    yield Sent(queue, messages.as_uuid(key), messages.readable_headers(headers), _bytes(body), *rest)
         if DelayedMessage._meta.db_table in there:
             for row in DelayedMessage.objects.using(alias).order_by("number"):
                 queue = _of(row.destination)
                 if queue in alias_queues:
-                    yield Sent(queue, row.message_id, _read(row.headers), _bytes(row.body), row.recipient, delayed=True)
+                    yield Sent(
+                        queue,
+                        row.message_id,
+                        messages.readable_headers(row.headers),
+                        _bytes(row.body),
+                        row.recipient,
+                        delayed=True,
+                    )
 
 
 def taken(outcome: Outcome) -> Sent:
@@ -109,10 +116,3 @@ def _of(destination: str) -> Any:
 
 def _bytes(body: Any) -> bytes | None:
     return None if body is None else bytes(body)
-
-
-def _read(headers: str) -> dict[str, str]:
-    try:
-        return messages.decode_headers(headers)
-    except UndecodableMessage:
-        return {}

@@ -82,15 +82,20 @@ def moment(at: datetime | None) -> Any:
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), local.isoformat(), text)
 
 
-def moment_of_text(text: Any) -> Any:
-    """A time in the history of a message; any other text is shown as it is."""
+def parsed_moment(text: Any) -> datetime | None:
+    """A time in the history of a message; None: it is another text, or no text."""
     try:
         at = parse_datetime(text) if isinstance(text, str) else None
-        # Times without a zone are written in UTC.
-        at = at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
-        return inline(text or "", 40) if at is None else moment(at)
     except ValueError:  # 30 February
-        return inline(text, 40)
+        return None
+    # Times without a zone are written in UTC.
+    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def moment_of_text(text: Any) -> Any:
+    """A time in the history of a message; any other text is shown as it is."""
+    at = parsed_moment(text)
+    return inline(text or "", 40) if at is None else moment(at)
 
 
 def ago(at: datetime | None, now: datetime) -> Any:

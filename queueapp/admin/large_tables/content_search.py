@@ -17,7 +17,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ...errors import UndecodableMessage
-from ...messages import decode_headers, read_head
+from ...messages import read_head, readable_headers
 from ...messages.body_filters import is_wrapped
 from ...models import BytesField
 from ...sql import nonblocking
@@ -147,9 +147,9 @@ class ContentSearch:
         if term.kind == "to":
             return value in (row.get("recipient"), row.get("consumer"))
         if term.kind == "correlation":
-            return value == row.get("correlation_id") or value in _headers(headers).values()
+            return value == row.get("correlation_id") or value in readable_headers(headers).values()
         if term.kind == "header":
-            return _headers(headers).get(term.name) == value
+            return readable_headers(headers).get(term.name) == value
         if term.kind == "type":
             return value.lower() in _type(row, headers).lower()
         if term.kind == "error":
@@ -183,13 +183,6 @@ class ContentSearch:
 _COLUMNS = ("id", "message_id", "correlation_id", "recipient", "consumer", "queue", "destination", "message_type",
             "reason", "exception_type")  # fmt: skip
 _TEXTS = ("headers", "exception_message")
-
-
-def _headers(text: str) -> dict[str, str]:
-    try:
-        return decode_headers(text)
-    except UndecodableMessage:
-        return {}
 
 
 def _head(headers: str) -> tuple[str, str]:
