@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from django.db import connections, router
-from django.db.models import Count
+from django.db.models import Count, Min, Q
 
 from .. import delayed, overrides, registry
 from ..delayed.dispatch import COUNTED
 from ..errors import MissingVerb, QueueNotFound
 from ..journal.append import is_fed
-from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, PoisonMessage, QueueControl, distinct_values
+from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, Now, PoisonMessage, QueueControl, distinct_values
 from ..models.queue import holds
 from ..overrides import Overrides
 from ..sending import early_acks
@@ -202,6 +202,25 @@ def head_of(rows: Any) -> tuple[Any, bool]:
     head = rows.order_by("pk").values("pk")
     exact = not head[LIMIT : LIMIT + 1].exists()
     return rows.filter(pk__in=head[:LIMIT]), exact
+
+
+def add_by_state(rows: Any, column: str, stats_of: Callable[[Any], QueueStats], now: datetime) -> None:
+    """Count rows of a queue by the values of ``column`` and by state; add the counts to the statistics that
+    ``stats_of`` returns for a value, whose counts are known. ``now``: the database's time."""
+    leased, expired = Q(lease_expires__gte=Now()), Q(expires__lte=Now())
+    counts = rows.values(column).annotate(
+        leased=Count("pk", filter=leased),
+        expired=Count("pk", filter=expired & ~leased),
+        total=Count("pk"),
+        oldest=Min("enqueued_at", filter=~(leased | expired) | Q(lease_expires=None, expires=None)),
+    )
+    for row in counts:
+        stats = stats_of(row[column])
+        stats.leased = (stats.leased or 0) + row["leased"]
+        stats.expired = (stats.expired or 0) + row["expired"]
+        stats.waiting = (stats.waiting or 0) + row["total"] - row["leased"] - row["expired"]
+        if row["oldest"] is not None:
+            stats.oldest_seconds = max(stats.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds())
 
 
 #: The note of a queue name that this project does not know.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from django.db import connections, router
-from django.db.models import Count, Min, Q
+from django.db.models import Count
 
 from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...models.subscribers import parse_json_list
@@ -53,25 +53,8 @@ def _read(alias: str) -> list[QueueStats]:
     for name in permanent:
         of(name)
     now = backend_of(connections[alias]).now(connections[alias])
-    leased, expired = Q(lease_expires__gte=Now()), Q(expires__lte=Now())
     rows, exact = head_of(BrokerQueue.objects.using(alias))
-    figures = rows.values("recipient").annotate(
-        leased=Count("pk", filter=leased),
-        expired=Count("pk", filter=expired & ~leased),
-        total=Count("pk"),
-        oldest=Min("enqueued_at", filter=~(leased | expired) | Q(lease_expires=None, expires=None)),
-    )
-    for row in figures:
-        consumer_stats = of(row["recipient"])
-        consumer_stats.leased, consumer_stats.expired = (
-            (consumer_stats.leased or 0) + row["leased"],
-            (consumer_stats.expired or 0) + row["expired"],
-        )
-        consumer_stats.waiting = (consumer_stats.waiting or 0) + row["total"] - row["leased"] - row["expired"]
-        if row["oldest"] is not None:
-            consumer_stats.oldest_seconds = max(
-                consumer_stats.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds()
-            )
+    statistics.add_by_state(rows, "recipient", of, now)
     rows, delayed_exact = head_of(DelayedMessage.objects.using(alias).filter(destination=LABEL))
     for name, count in rows.values_list("recipient").annotate(Count("pk")):
         of(name).delayed = (of(name).delayed or 0) + count
@@ -81,12 +64,9 @@ def _read(alias: str) -> list[QueueStats]:
         of(name).poison = (of(name).poison or 0) + count
     for name, count in _workers(alias).items():
         of(name).workers = (of(name).workers or 0) + count
-    for consumer_stats in stats.values():
-        consumer_stats.exact, consumer_stats.delayed_exact, consumer_stats.poison_exact = (
-            exact,
-            delayed_exact,
-            poison_exact,
-        )
+    for queue_stats in stats.values():
+        queue_stats.exact, queue_stats.delayed_exact = exact, delayed_exact
+        queue_stats.poison_exact = poison_exact
     return [stats[key] for key in sorted(stats)]
 
 

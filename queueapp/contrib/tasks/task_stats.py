@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from django.db import connections, router
-from django.db.models import Count, Min, Q
+from django.db.models import Count
 
-from ...models import DelayedMessage, Now, PoisonMessage
+from ...models import DelayedMessage, PoisonMessage
 from ...operations import statistics
 from ...operations.safe_reads import Reader
 from ...operations.statistics import QueueStats, Source, head_of
@@ -48,28 +48,11 @@ def _read(alias: str, queues: list[Any]) -> list[QueueStats]:
         return stats[path]
 
     now = backend_of(connections[alias]).now(connections[alias])
-    leased, expired = Q(lease_expires__gte=Now()), Q(expires__lte=Now())
     for queue in queues:
         rows, exact = head_of(queue._base_manager.using(alias))
         inexact |= set() if exact else {"waiting"}
         # Most messages of one task have equal headers.
-        figures = rows.values("headers").annotate(
-            leased=Count("pk", filter=leased),
-            expired=Count("pk", filter=expired & ~leased),
-            total=Count("pk"),
-            oldest=Min("enqueued_at", filter=~(leased | expired) | Q(lease_expires=None, expires=None)),
-        )
-        for row in figures:
-            consumer_stats = of(_path(row["headers"]))
-            consumer_stats.leased, consumer_stats.expired = (
-                (consumer_stats.leased or 0) + row["leased"],
-                (consumer_stats.expired or 0) + row["expired"],
-            )
-            consumer_stats.waiting = (consumer_stats.waiting or 0) + row["total"] - row["leased"] - row["expired"]
-            if row["oldest"] is not None:
-                consumer_stats.oldest_seconds = max(
-                    consumer_stats.oldest_seconds or 0.0, (now - row["oldest"]).total_seconds()
-                )
+        statistics.add_by_state(rows, "headers", lambda headers: of(_path(headers)), now)
     labels = [queue._meta.label for queue in queues]
     rows, exact = head_of(DelayedMessage.objects.using(alias).filter(destination__in=labels))
     inexact |= set() if exact else {"delayed"}
@@ -81,8 +64,8 @@ def _read(alias: str, queues: list[Any]) -> list[QueueStats]:
     for path, count in rows.values_list("message_type").annotate(Count("pk")):
         of(path).poison = (of(path).poison or 0) + count
     _join_others(stats, alias)
-    for consumer_stats in stats.values():
-        consumer_stats.exact, consumer_stats.delayed_exact, consumer_stats.poison_exact = (
+    for of_task in stats.values():
+        of_task.exact, of_task.delayed_exact, of_task.poison_exact = (
             name not in inexact for name in ("waiting", "delayed", "poison")
         )
     return [stats[path] for path in sorted(stats)]
@@ -104,10 +87,10 @@ def _join_others(stats: dict[str, QueueStats], alias: str) -> None:
     names = ("waiting", "leased", "expired", "delayed", "poison")
     by_size = sorted(stats, key=lambda path: (-sum(total([stats[path]], name) for name in names), path))
     joined = [stats.pop(path) for path in by_size[MAX_TASKS - 1 :]]
-    queue_stats = QueueStats(REMAINDER, "", alias, "", note=f"{len(joined)} tasks")
+    remainder = QueueStats(REMAINDER, "", alias, "", note=f"{len(joined)} tasks")
     for name in names:
-        setattr(queue_stats, name, total(joined, name))
-    queue_stats.oldest_seconds = max(
+        setattr(remainder, name, total(joined, name))
+    remainder.oldest_seconds = max(
         (item.oldest_seconds for item in joined if item.oldest_seconds is not None), default=None
     )
-    stats[REMAINDER.removeprefix(PREFIX)] = queue_stats
+    stats[REMAINDER.removeprefix(PREFIX)] = remainder
