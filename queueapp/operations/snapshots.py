@@ -75,7 +75,7 @@ class SnapshotRecorder:
                 return
         taken += database.of_others()
         rows = {stats.queue: _row(stats, now) for stats in taken}
-        self._count(rows)
+        self._count(taken, rows)
         self._save_newest(rows, now)
         minute = _floor(now, 60)
         if self.minute is None:
@@ -90,7 +90,7 @@ class SnapshotRecorder:
             self.minute, self._minute_began = minute, monotonic()
         self.wait = min(MAX_INTERVAL, max(INTERVAL, (monotonic() - began) / DUTY_CYCLE))
 
-    def _count(self, rows: dict[str, QueueSnapshot]) -> None:
+    def _count(self, taken: list[QueueStats], rows: dict[str, QueueSnapshot]) -> None:
         """Add what the workers have counted since the last snapshot, and what the queues have grown by."""
         before, self._counted = self._counted, {}
         handling: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -104,11 +104,12 @@ class SnapshotRecorder:
                     self._since_minute[queue][name] += max(0, value - previous)
             if p50 is not None and p95 is not None:
                 handling[queue].append((p50, p95))
-        for queue, row in rows.items():
+        for stats in taken:
+            queue = stats.queue
             if found := handling[queue]:
-                row.handling_p50 = sum(p50 for p50, _ in found) / len(found)
-                row.handling_p95 = max(p95 for _, p95 in found)
-            size = _size(row)
+                rows[queue].handling_p50 = sum(p50 for p50, _ in found) / len(found)
+                rows[queue].handling_p95 = max(p95 for _, p95 in found)
+            size = _size(stats)
             if size is None:
                 continue
             if queue in self._sizes:
@@ -184,12 +185,12 @@ def _row(stats: QueueStats, now: datetime) -> QueueSnapshot:
     )  # fmt: skip
 
 
-def _size(row: QueueSnapshot) -> int | None:
+def _size(stats: QueueStats) -> int | None:
     """The messages of a queue in all tables; None: unknown."""
-    if row.ready is None:
+    if stats.waiting is None:
         return None
-    stats = json.loads(row.stats)
-    return row.ready + max(stats["leased"] or 0, row.in_flight or 0) + (row.delayed or 0) + (row.poison or 0)
+    in_flight = max(stats.leased or 0, stats.in_flight or 0)
+    return stats.waiting + in_flight + (stats.delayed or 0) + (stats.poison or 0)
 
 
 def _floor(at: datetime, seconds: int) -> datetime:
@@ -276,25 +277,11 @@ def points(alias: str, period: int, span: timedelta, queue: str | None = None) -
     rows = QueueSnapshot.objects.using(alias).filter(period=period, at__gte=Now() - span)
     rows = rows if queue is None else rows.filter(queue=queue)
     found: defaultdict[str, list[Point]] = defaultdict(list)
-    columns = ("queue", "at", "seconds", *GAUGES, "oldest_ms", "arrived", "handled", "failed", "handling_p50")
-    for (
-        label,
-        at,
-        seconds,
-        ready,
-        in_flight,
-        delayed,
-        poison,
-        oldest,
-        arrived,
-        handled,
-        failed,
-        p50,
-        p95,
-    ) in rows.order_by("queue", "at").values_list(*columns, "handling_p95"):
-        age, span_of = None if oldest is None else oldest / 1000, seconds or 60.0
-        rates = arrived / span_of, handled / span_of, failed / span_of
-        found[label].append(Point(at, ready, in_flight, delayed, poison, age, *rates, p50, p95))
+    for row in rows.order_by("queue", "at").defer("stats"):
+        age, seconds = None if row.oldest_ms is None else row.oldest_ms / 1000, row.seconds or 60.0
+        rates = row.arrived / seconds, row.handled / seconds, row.failed / seconds
+        depths = row.ready, row.in_flight, row.delayed, row.poison
+        found[row.queue].append(Point(row.at, *depths, age, *rates, row.handling_p50, row.handling_p95))
     return dict(found)
 
 

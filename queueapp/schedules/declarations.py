@@ -103,9 +103,8 @@ def schedule(queue: Any, body: Any, *, name: str, **options: Unpack[ScheduleOpti
     """
     columns = _columns(name, options)
     given = {key: options[key] for key in SEND_OPTIONS if key in options}  # type: ignore[literal-required]
-    for key in given.keys() & {"dedupe_key"}:
-        if callable(given[key]):
-            raise InvalidOption(f"schedule {name!r}: {key}", given[key], "a text: it is stored")
+    if callable(key := given.get("dedupe_key")):
+        raise InvalidOption(f"schedule {name!r}: dedupe_key", key, "a text: it is stored")
     headers = options.get("headers")
     refuse_bad_message(queue, body, headers, given)
     if isinstance(body, bytes | bytearray | memoryview):

@@ -142,15 +142,11 @@ def run_due(alias: str, may_continue: Callable[[], bool] = lambda: True) -> time
             return timedelta(0)
         run_one(alias, name, now)
     if not due:
-        return _left(first[0][1], now)
+        return first[0][1] - now  # type: ignore[no-any-return]
     if len(due) == BATCH:
         return timedelta(0)
     next_due = waiting.values_list("due_at", flat=True).first()
-    return None if next_due is None else _left(next_due, clock(connection))
-
-
-def _left(due_at: datetime, now: datetime) -> timedelta:
-    return due_at - now
+    return None if next_due is None else next_due - clock(connection)
 
 
 def run_one(alias: str, name: str, now: datetime) -> int:

@@ -32,6 +32,9 @@ log = logging.getLogger("queueapp.workers")
 
 #: Seconds between two rounds while due rows are locked by another session: the first wait, and the longest.
 _FIRST_LOCK_WAIT, _LONGEST_LOCK_WAIT = 0.005, 1.0
+#: Seconds between two deletions of old arrival records, and for how long after the last arrival there may be some.
+SWEEP_INTERVAL = 60.0
+SWEEP_PERIOD = delayed.KEPT.total_seconds() + 2 * SWEEP_INTERVAL
 
 
 class DelayedDispatcher(Service):
@@ -223,19 +226,13 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, delayed.StepFailed) else error
 
 
-# The forwarder: moves due messages from the delayed store of one database to queues of another.
-#
-# It is a dispatcher for one pair of databases, with its own thread, connections and breakers, so that a target that is
-# down or hangs delays no messages for other targets. It runs only where a queue's ``Delivery.delayed_in`` asks for it.
-
-
-#: Seconds between two deletions of old arrival records, and for how long after the last arrival there may be some.
-SWEEP_INTERVAL = 60.0
-SWEEP_PERIOD = delayed.KEPT.total_seconds() + 2 * SWEEP_INTERVAL
-
-
 class Forwarder(DelayedDispatcher):
-    """Forwards from ``alias`` to ``target``. ``wake`` it when a message was stored in ``alias``."""
+    """Moves due messages from the delayed store of ``alias`` to queues of ``target``, another database. ``wake`` it
+    when a message was stored in ``alias``.
+
+    A pair of databases has a thread, connections and breakers of its own, so that a target that is down or hangs delays
+    no messages for other targets. It runs only where a queue's ``Delivery.delayed_in`` asks for it.
+    """
 
     def __init__(self, alias: str, target: str, holder: uuid.UUID) -> None:
         self.target = target

@@ -46,6 +46,15 @@ _MAX_LEASED = _WORDS - _SEQS
 MIN_SLOTS = 32
 
 
+def _mapped(size: int, fd: int | None) -> tuple[int, mmap.mmap]:
+    """(descriptor, map) of a file that processes share; without ``fd`` of a new one, which has no name."""
+    if fd is None:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(size)
+            fd = os.dup(file.fileno())
+    return fd, mmap.mmap(fd, size)
+
+
 def receivers_and_slots(queue: Any, concurrency: int | None) -> tuple[int, int]:
     """(receivers of a queue in one process, slots for them). ``concurrency``: the value of the command line."""
     receivers = receivers_of(queue, concurrency)
@@ -77,13 +86,8 @@ class InFlightSlots:
     """An array of slots in a shared, unlinked file; ``fd`` is passed to the child."""
 
     def __init__(self, count: int, fd: int | None = None) -> None:
-        if fd is None:
-            with tempfile.TemporaryFile() as file:
-                file.truncate(count * _SLOT_BYTES)
-                fd = os.dup(file.fileno())
-        self.fd = fd
+        self.fd, self._map = _mapped(count * _SLOT_BYTES, fd)
         self.count = count
-        self._map = mmap.mmap(fd, count * _SLOT_BYTES)
         self._words = memoryview(self._map).cast("q")
         self._bytes = memoryview(self._map)
 
@@ -220,12 +224,8 @@ class LivenessBoard:
 
     def __init__(self, processes: int, fd: int | None = None) -> None:
         size = max(1, processes) * 16
-        if fd is None:
-            with tempfile.TemporaryFile() as file:
-                file.truncate(size)
-                fd = os.dup(file.fileno())
-        self.fd = fd
-        self._numbers = memoryview(mmap.mmap(fd, size)).cast("d")
+        self.fd, shared = _mapped(size, fd)
+        self._numbers = memoryview(shared).cast("d")
 
     def sign(self, process: int) -> None:
         """This process runs."""
@@ -280,12 +280,8 @@ class SharedLowWaterMarks:
 
     def __init__(self, queues: int, fd: int | None = None) -> None:
         size = max(1, queues) * WORDS * 8
-        if fd is None:
-            with tempfile.TemporaryFile() as file:
-                file.truncate(size)
-                fd = os.dup(file.fileno())
-        self.fd = fd
-        self._words = memoryview(mmap.mmap(fd, size)).cast("q")
+        self.fd, shared = _mapped(size, fd)
+        self._words = memoryview(shared).cast("q")
 
     def share(self, queue: int, marks: LowWaterMarks) -> bool:
         """Keep the marks of a queue here. False: its siblings have other levels (a newer version of the code), or it
