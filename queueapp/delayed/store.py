@@ -250,7 +250,7 @@ class SqlDelayedStore(DelayedStore):
         rows = DelayedMessage.objects.using(self.alias).filter(destination=destination)
         # By the index on (destination, due, number).
         while keys := list(rows.order_by("due", "number").values_list("pk", flat=True)[:limit]):
-            # A dispatcher that has one of them in hand is waited for; then it is gone, and the update passes it over.
+            # A dispatcher that is moving one of them is waited for; then it is gone, and the update passes it over.
             if changed := rows.filter(pk__in=keys).update(destination=to, retries=0):
                 return changed
         return 0

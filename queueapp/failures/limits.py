@@ -68,7 +68,7 @@ def unacknowledged_deliveries(claimed: Claimed, attempt: int, *, leased: bool) -
 
 def suspicion_level(claimed: Claimed, attempt: int, *, leased: bool, keeps_counts: bool) -> int:
     """How much speaks for it that a message that was just claimed has killed its process: 0 nothing; 1 it was in a
-    large batch without an ack; 2 it was one of few, or in hand of a process that died, as a supervisor wrote down."""
+    large batch without an ack; 2 it was one of few, or in flight in a process that died, as a supervisor recorded."""
     if records_a_death(claimed[FAILURES]) if keeps_counts else counts_a_death(claimed[HEADERS]):
         return 2
     return min(2, unacknowledged_deliveries(claimed, attempt, leased=leased))

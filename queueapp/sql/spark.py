@@ -95,6 +95,13 @@ class Selection:
 EVERYTHING = Selection()
 
 
+def expiry_of(column: str, later: str, attributes: Sequence[str], lifetime: bool) -> str:
+    """When a staged message expires: its own time, or ``later`` where the sink sets a lifetime and it has none."""
+    if not lifetime:
+        return column
+    return f"COALESCE({column}, {later})" if "expires" in attributes else later
+
+
 class SparkSql(abc.ABC):
     """The statements of one sink, as texts for the driver's parameter style. ``queue``: the queue that is written to;
     None where a statement is about no queue."""
@@ -102,6 +109,11 @@ class SparkSql(abc.ABC):
     def __init__(self, queue: QueueTable | None, ledger: LedgerTable) -> None:
         self.queue = queue
         self.ledger = ledger
+
+    @property
+    def _table(self) -> QueueTable:
+        assert self.queue is not None
+        return self.queue
 
     #: One value: the database's clock in whole milliseconds since 1970.
     clock: str

@@ -102,6 +102,6 @@ class Endpoint:
         return queue_sql(self.queue, connection).maintenance.is_empty(connection)
 
     def wait_until_empty(self) -> None:
-        """And until no worker of this process has anything in hand: what AT_MOST_ONCE takes is gone from the queue
+        """And until no worker of this process has anything in flight: what AT_MOST_ONCE takes is gone from the queue
         before its handler has begun."""
         eventually(lambda: self.is_empty() and not any(worker.pump.pool.busy for worker in self._workers))

@@ -40,7 +40,7 @@ def test_when_queue_is_paused_before_the_worker_starts_should_receive_nothing(en
 
 
 @modes("NRS")
-def test_when_queue_is_paused_while_handling_should_end_what_is_in_hand_and_take_no_more(endpoint: Endpoint) -> None:
+def test_when_queue_is_paused_while_handling_should_end_what_is_in_flight_and_take_no_more(endpoint: Endpoint) -> None:
     gate = Gate()
     endpoint.handle(gate.enter)
     endpoint.send_many(10)

@@ -184,7 +184,7 @@ def test_when_handler_ends_well_in_spite_of_the_cancelled_stop_should_end_the_me
 
 
 @modes("R")
-def test_when_stopping_with_a_batch_in_hand_should_give_back_what_was_not_started(endpoint: Endpoint) -> None:
+def test_when_stopping_with_a_batch_in_flight_should_give_back_what_was_not_started(endpoint: Endpoint) -> None:
     gate = Gate()
 
     def act(message: Note, context: Context) -> None:

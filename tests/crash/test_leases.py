@@ -15,7 +15,7 @@ from .rig.waiting import wait_until
 def test_the_late_ack_of_an_expired_lease_changes_nothing_and_is_logged(scene: Scene) -> None:
     sleeper = scene.workers("testapp.Leased", "--no-dispatcher", "--no-maintenance")
     scene.send(Leased, "contested", sleep_ms=1000)
-    wait_until(lambda: scene.starts("contested"), "the first worker has it in hand")
+    wait_until(lambda: scene.starts("contested"), "the first worker has it in flight")
     process = sleeper.worker()
     process.send_signal(signal.SIGSTOP)
     try:

@@ -38,18 +38,18 @@ def stalled_at_work(scene: Scene, proxy: Proxy) -> Tree:
 @pytest.mark.skipif(not CAN_LOSE_PACKETS, reason="packets can be lost on purpose on Linux only")
 def test_half_open_connections_are_found_out_by_both_ends(scene: Scene, proxy: Proxy) -> None:
     tree = scene.workers(*QUEUES, "--no-dispatcher", "--no-maintenance", port=proxy.port, database_timeout=3)
-    scene.send(Transactional, "in hand", sleep_ms=2000)
+    scene.send(Transactional, "in flight", sleep_ms=2000)
     scene.send(Leased, "leased", sleep_ms=2000)
-    wait_until(lambda: scene.starts("in hand") and scene.starts("leased"), "both are in hand")
+    wait_until(lambda: scene.starts("in flight") and scene.starts("leased"), "both are in flight")
     locked = scene.backends("state LIKE 'idle in transaction%%'")
-    assert locked, "the message in hand is locked by a backend that will never hear of its client again"
+    assert locked, "the message in flight is locked by a backend that will never hear of its client again"
     assert proxy.lose_packets() >= 2
     scene.send(Leased, "sent meanwhile")
 
     verdict = scene.drained()
     assert verdict.faultless, verdict
     assert verdict.handled == 3
-    assert scene.starts("in hand") == [1, 2]
+    assert scene.starts("in flight") == [1, 2]
     assert not scene.backends("pid = %s", locked[0][0]), "the server has ended it"
     assert tree.restarts == 0, "lost connections cost no process"
 

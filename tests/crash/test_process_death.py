@@ -1,4 +1,4 @@
-"""Processes that die with messages in hand: by their own handler, by the OOM killer, with their whole tree."""
+"""Processes that die with messages in flight: by their own handler, by the OOM killer, with their whole tree."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_at_most_once_message_that_died_with_its_process_is_reported_with_id_
 
 @on_both
 def test_a_message_in_flight_at_each_crash_of_a_poison_pill_is_not_kept_as_poison_with_it(scene: Scene) -> None:
-    """Both are slow, so whenever a process dies of the one it has the other in hand as well."""
+    """Both are slow, so whenever a process dies of the one it has the other in flight as well."""
     pills = [
         scene.send(queue, f"pill of {queue.__name__}", die="SIGKILL", die_after_ms=400)
         for queue in (Leased, Transactional)
@@ -112,15 +112,15 @@ def test_a_message_in_flight_at_each_crash_of_a_poison_pill_is_not_kept_as_poiso
 
 
 @on_both
-def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_is_not(scene: Scene) -> None:
+def test_what_a_killed_worker_had_in_flight_is_counted_and_the_rest_of_its_batch_is_not(scene: Scene) -> None:
     for number in range(40):  # quick ones first, so that the batches grow
         scene.send(Leased, f"quick {number}")
-    scene.send(Leased, "in hand", sleep_ms=120_000)
+    scene.send(Leased, "in flight", sleep_ms=120_000)
     rest = [f"rest {number}" for number in range(10)]
     for key in rest:
         scene.send(Leased, key)
     tree = scene.workers("testapp.Leased", "--concurrency=1")
-    wait_until(lambda: scene.starts("in hand"), "the handler runs")
+    wait_until(lambda: scene.starts("in flight"), "the handler runs")
     # Behind a slow handler, what was handled before it is acked, and what was not started is given back.
     wait_until(lambda: Leased.objects.filter(lease_token=None).count() == len(rest), "the rest is given back")
     wait_until(lambda: Leased.objects.count() == 1 + len(rest), "the quick ones are acked")
@@ -130,7 +130,7 @@ def test_what_a_killed_worker_had_in_hand_is_counted_and_the_rest_of_its_batch_i
 
     verdict = scene.drained()
     assert verdict.faultless, verdict
-    assert scene.starts("in hand") == [1, 2]
+    assert scene.starts("in flight") == [1, 2]
     assert [scene.starts(key)[0] for key in rest] == [1] * len(rest), "no attempt was counted"
 
 
@@ -139,7 +139,7 @@ def test_children_of_a_killed_supervisor_finish_what_they_have_and_end(scene: Sc
     tree = scene.workers("testapp.Leased", "testapp.Transactional")
     scene.send(Leased, "leased", sleep_ms=1000)
     scene.send(Transactional, "transactional", sleep_ms=1000)
-    wait_until(lambda: scene.starts("leased") and scene.starts("transactional"), "both are in hand")
+    wait_until(lambda: scene.starts("leased") and scene.starts("transactional"), "both are in flight")
 
     orphans = tree.children()
     psutil.Process(tree.pid).kill()

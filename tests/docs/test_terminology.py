@@ -29,6 +29,7 @@ WORDS = {
     r"careful_until|careful_period|carefully|careful": "crash tracking",
     r"wedged|wedged_after": "stuck",
     r"stranded": "unroutable",
+    r"in hand": "in flight",
     r"lets? go|let_go|letting go": "delete, release",
     r"come to rest|at_rest|go_on": "pause, resume",
     r"(?<!OOM )killer": "the message that ends its process",

@@ -24,6 +24,7 @@ from ..spark import (
     SparkSql,
     StagingName,
     attribute_of,
+    expiry_of,
 )
 from ..tables import QueueTable
 from .journal import HORIZON
@@ -127,9 +128,7 @@ class PostgresqlSparkSql(SparkSql):
         values += ["%s" for _ in constants]
         if "expires" in attributes or lifetime:
             targets.append(self._q["expires"])
-            later = "statement_timestamp() + %s * interval '1 ms'"
-            has_expires = "expires" in attributes
-            value = f"COALESCE(expires, {later})" if has_expires and lifetime else later if lifetime else "expires"
+            value = expiry_of("expires", "statement_timestamp() + %s * interval '1 ms'", attributes, lifetime)
             values.append(f"({value}) AT TIME ZONE 'UTC'" if self._table.naive_expires else value)
         for attribute, constant in self._table.filled.items():
             targets.append(self._q[attribute])
@@ -148,11 +147,7 @@ class PostgresqlSparkSql(SparkSql):
         values = ["%s", DUE_AT, "id", *plain, *("%s" for _ in constants)]
         if "expires" in attributes or lifetime:
             targets.append("expires")
-            later = f"{DUE_AT} + %s * interval '1 ms'"
-            has_expires = "expires" in attributes
-            values.append(
-                f"COALESCE(expires, {later})" if has_expires and lifetime else later if lifetime else "expires"
-            )
+            values.append(expiry_of("expires", f"{DUE_AT} + %s * interval '1 ms'", attributes, lifetime))
         return (
             f"INSERT INTO {quote(table)} ({', '.join(targets)}) SELECT {', '.join(values)} FROM {name.name} "
             f"WHERE {DUE_AT} IS NOT NULL"
@@ -175,11 +170,6 @@ class PostgresqlSparkSql(SparkSql):
     def depth(self) -> str:
         # A scan of the table that ends at the limit. Locks nothing.
         return f"SELECT count(*) FROM (SELECT 1 FROM {self._queue} LIMIT %s) AS f"
-
-    @property
-    def _table(self) -> QueueTable:
-        assert self.queue is not None
-        return self.queue
 
 
 #: How a column of a kind is read, where not as it is: ADBC has no uuid, and Spark's types are wider.

@@ -23,6 +23,7 @@ from ..spark import (
     SparkSql,
     StagingName,
     attribute_of,
+    expiry_of,
 )
 from ..tables import QueueTable
 from .errors import DEADLOCKED
@@ -138,11 +139,7 @@ class SqlServerSparkSql(SparkSql):
         values += ["?" for _ in constants]
         if "expires" in attributes or lifetime:
             targets.append(self._q["expires"])
-            later = _LATER.format("SYSUTCDATETIME()")
-            has_expires = "expires" in attributes
-            values.append(
-                f"COALESCE(s.[expires], {later})" if has_expires and lifetime else later if lifetime else "s.[expires]"
-            )
+            values.append(expiry_of("s.[expires]", _LATER.format("SYSUTCDATETIME()"), attributes, lifetime))
         for attribute, constant in self._table.filled.items():
             targets.append(self._q[attribute])
             values.append(LITERALS[constant])
@@ -163,11 +160,7 @@ class SqlServerSparkSql(SparkSql):
         values = ["?", f"s.[{DUE_AT}]", _GUID, *(f"s.[{name}]" for name in plain), *("?" for _ in constants)]
         if "expires" in attributes or lifetime:
             targets.append("expires")
-            later = _LATER.format(f"s.[{DUE_AT}]")
-            has_expires = "expires" in attributes
-            values.append(
-                f"COALESCE(s.[expires], {later})" if has_expires and lifetime else later if lifetime else "s.[expires]"
-            )
+            values.append(expiry_of("s.[expires]", _LATER.format(f"s.[{DUE_AT}]"), attributes, lifetime))
         return (
             f"INSERT INTO {quote(table)} ({', '.join(f'[{column}]' for column in targets)}) SELECT {', '.join(values)} "
             f"FROM [{name.name}] AS s{_MS if lifetime else ''} WHERE s.[{DUE_AT}] IS NOT NULL ORDER BY s.[ord]"
@@ -193,11 +186,6 @@ class SqlServerSparkSql(SparkSql):
     def depth(self) -> str:
         # A scan of the table that ends at the limit. READPAST: what a receiver holds is not counted.
         return f"SELECT COUNT(*) FROM (SELECT TOP (?) 1 AS n FROM {self._queue} WITH ({LOOKING})) AS f"
-
-    @property
-    def _table(self) -> QueueTable:
-        assert self.queue is not None
-        return self.queue
 
 
 _READ = {

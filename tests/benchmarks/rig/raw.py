@@ -40,7 +40,7 @@ _TEXT = "x" * 175
 
 
 def seqs_of(cursor: psycopg.Cursor[Any]) -> list[int]:
-    """The first column of the result in hand; the others stay undecoded."""
+    """The first column of the result in flight; the others stay undecoded."""
     result = cursor.pgresult
     assert result is not None
     value, convert = result.get_value, int.from_bytes

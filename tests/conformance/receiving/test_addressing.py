@@ -250,7 +250,7 @@ def test_when_many_messages_are_committed_late_should_not_keep_an_urgent_one_wai
 
     eventually(lambda: ("only", 2) in calls)
     place = calls.index(("only", 2))
-    assert place - sent < 2_500, "behind what was in hand, and no more"
+    assert place - sent < 2_500, "behind what was in flight, and no more"
     eventually(lambda: len(calls) == 8002)
 
 

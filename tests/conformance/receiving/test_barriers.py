@@ -155,7 +155,7 @@ def test_barrier_rule_1_waits_until_every_previous_message_is_acked(field: Field
     field.handle(lambda step: gate.wait(20) if step.number == 5 else None)
     field.start(2)
 
-    # In some semantics what is handled waits for its batch, so those are not all gone; but the one is in hand.
+    # In some semantics what is handled waits for its batch, so those are not all gone; but the one is in flight.
     eventually(lambda: 5 in field.began)
     connection = connections[field.alias]
     assert queue_sql(field.queue, connection).barriers.first(connection) is not None

@@ -212,7 +212,7 @@ def test_a_slow_handler_of_another_consumer_keeps_no_place() -> None:
         second_registration, lambda message, context: elsewhere.append(_in_another_thread(places.take_permits))
     )
     others_call(None, Seen(2))
-    assert elsewhere == [["limited"]], "its second message waits in hand"
+    assert elsewhere == [["limited"]], "its second message waits in flight"
 
     def given_back(message: Any, context: Any) -> None:
         places.returned([3])

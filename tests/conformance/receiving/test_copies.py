@@ -273,7 +273,7 @@ def test_what_was_claimed_when_another_consumer_subscribes_is_for_both(calls: An
     eventually(lambda: sorted(calls) == [("only", number) for number in range(6)] and recipients(queue)["another"])
     eventually(lambda: set(recipients(queue)) == {"another"})
     assert not PoisonMessage.objects.exists()
-    assert 0 < recipients(queue)["another"] <= 4, "those that were in hand by then are the first one's alone"
+    assert 0 < recipients(queue)["another"] <= 4, "those that were in flight by then are the first one's alone"
 
 
 @EACH_QUEUE

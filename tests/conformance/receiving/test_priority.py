@@ -112,7 +112,7 @@ def test_priority_newcomer_is_handled_next(market: Market, nothing_is_stuck: Non
     gate.set()
 
     eventually(lambda: market.remaining == 0 and len(market.prices) == 201)
-    # What was claimed with the one at the gate is in hand already: no more than a batch, which is short for slow
+    # What was claimed with the one at the gate is in flight already: no more than a batch, which is short for slow
     # handlers.
     after = market.prices[market.prices.index(150) + 1 :]
     assert 2**62 in after[: 201 - 1]

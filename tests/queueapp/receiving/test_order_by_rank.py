@@ -203,8 +203,8 @@ def test_priority_messages_in_flight_are_not_searched_below_the_low_water_mark(a
     try:
         with second_connection.cursor():
             second_connection.set_autocommit(False)
-            in_hand = SeqRange(order_key(2000, of[2000]), order_key(2000, of[2000]))
-            assert len(sql.claims.claim_by_delete(second_connection, [in_hand], 1)) == 1
+            in_flight = SeqRange(order_key(2000, of[2000]), order_key(2000, of[2000]))
+            assert len(sql.claims.claim_by_delete(second_connection, [in_flight], 1)) == 1
         ranked.read_new(sql, connection)
         assert ranked.begin_claim(10).pending == [order_key(1000, of[1000])]
         ranked.rescan(sql, connection)

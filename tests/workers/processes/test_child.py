@@ -90,8 +90,8 @@ def test_a_service_that_dies_ends_its_process_in_order(
     service: type,
     method: str,
 ) -> None:
-    """By an error that is none of a database's; it takes the message in hand to its end first."""
-    broken, in_hand, ended = threading.Event(), threading.Event(), threading.Event()
+    """By an error that is none of a database's; it takes the message in flight to its end first."""
+    broken, in_flight, ended = threading.Event(), threading.Event(), threading.Event()
     really = getattr(service, method)
 
     def breaks(self: Any, *given: Any) -> Any:
@@ -102,7 +102,7 @@ def test_a_service_that_dies_ends_its_process_in_order(
         return really(self, *given)
 
     def act(message: Nop) -> None:
-        in_hand.set()
+        in_flight.set()
         eventually(lambda: "This process stops because" in caplog.text)
         ended.set()
 
@@ -113,7 +113,7 @@ def test_a_service_that_dies_ends_its_process_in_order(
     monkeypatch.setattr(service, method, breaks)
     process = start(role)
     if busy:
-        assert in_hand.wait(DEADLINE)
+        assert in_flight.wait(DEADLINE)
 
     broken.set()
     eventually(lambda: process.code is not None)

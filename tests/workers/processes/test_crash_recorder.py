@@ -75,7 +75,7 @@ supervisor.subprocess.Popen = refusing
 def test_where_no_process_can_be_started_the_others_go_on_and_it_is_tried_again(
     start_tree: Start, tmp_path: Path
 ) -> None:
-    """It was the end of the tree: all of the others were killed, with what they had in hand."""
+    """It was the end of the tree: all of the others were killed, with what they had in flight."""
     no_more = tmp_path / "no more"
     tree = start_tree("AtMostOnce", str(no_more), command=script(NO_MORE_PROCESSES, "processes=2"))
     tree.wait_for_workers(2)
@@ -106,7 +106,7 @@ supervisor.Supervisor._watch = failing
 
 def test_a_supervisor_that_fails_lets_handlers_end(start_tree: Start, tmp_path: Path) -> None:
     fail = tmp_path / "fail"
-    AtMostOnce.send(Ping("in hand", sleep_ms=2000))
+    AtMostOnce.send(Ping("in flight", sleep_ms=2000))
     tree = start_tree("AtMostOnce", str(fail), command=script(FAILING))
     eventually(lambda: not AtMostOnce.objects.exists(), 4 * DEADLINE)
 
@@ -114,7 +114,7 @@ def test_a_supervisor_that_fails_lets_handlers_end(start_tree: Start, tmp_path: 
 
     assert tree.wait() == 1
     assert "LookupError: an error in the supervisor" in tree.output
-    assert [*Effect.objects.values_list("name", flat=True)] == ["in hand"]
+    assert [*Effect.objects.values_list("name", flat=True)] == ["in flight"]
 
 
 def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Start) -> None:
@@ -132,7 +132,7 @@ def test_a_receiver_that_ends_its_process_does_not_end_the_tree(start_tree: Star
 
 def test_a_tree_that_ends_before_a_death_could_be_counted_reports_it(start_tree: Start) -> None:
     """The loop waited for the row, and SIGTERM for the loop."""
-    Leased.send(Ping("in hand", sleep_ms=3_600_000, tell=True))
+    Leased.send(Ping("in flight", sleep_ms=3_600_000, tell=True))
     tree = start_tree("testapp.Leased")
     (worker,) = tree.wait_for_workers()
     eventually(Effect.objects.exists, 4 * DEADLINE)
@@ -155,7 +155,7 @@ supervisor.Supervisor._watch = record_crash
 
 
 def test_a_process_is_not_replaced_before_its_death_was_tried_to_be_counted(start_tree: Start) -> None:
-    Leased.send(Ping("in hand", sleep_ms=3_600_000, tell=True))
+    Leased.send(Ping("in flight", sleep_ms=3_600_000, tell=True))
     tree = start_tree("Leased", command=script(RECORD_CRASH))
     (worker,) = tree.wait_for_workers()
     eventually(Effect.objects.exists, 4 * DEADLINE)
@@ -193,9 +193,9 @@ def held(queue: Any, seq: int) -> Iterator[None]:
         second_connection.close()
 
 
-def crash_of(queue: Any, *in_hand: Sequence[int]) -> CrashReport:
+def crash_of(queue: Any, *in_flight: Sequence[int]) -> CrashReport:
     owner = uuid.uuid4()
-    found = [InFlightMessage(0, seqs[0], NONE, owner, "", tuple(seqs) if len(seqs) > 1 else ()) for seqs in in_hand]
+    found = [InFlightMessage(0, seqs[0], NONE, owner, "", tuple(seqs) if len(seqs) > 1 else ()) for seqs in in_flight]
     return CrashReport([(queue, item) for item in found], [(queue, owner)], "was killed")
 
 

@@ -18,12 +18,12 @@ def slots() -> Iterator[InFlightSlots]:
     slots.close()
 
 
-def test_nothing_is_in_hand_at_first(slots: InFlightSlots) -> None:
+def test_nothing_is_in_flight_at_first(slots: InFlightSlots) -> None:
     assert list(slots.in_flight()) == []
     assert slots.subscribers() == []
 
 
-def test_message_in_hand_is_seen_with_its_lease_and_its_queue(slots: InFlightSlots) -> None:
+def test_message_in_flight_is_seen_with_its_lease_and_its_queue(slots: InFlightSlots) -> None:
     owner, token = uuid.uuid4(), uuid.uuid4()
     slot = slots.slot(1)
     slot.describe(2, owner)
@@ -35,7 +35,7 @@ def test_message_in_hand_is_seen_with_its_lease_and_its_queue(slots: InFlightSlo
     assert (in_flight.queue, in_flight.seq, in_flight.token, in_flight.subscriber) == (2, 77, token, owner)
 
 
-def test_message_that_has_ended_is_not_in_hand(slots: InFlightSlots) -> None:
+def test_message_that_has_ended_is_not_in_flight(slots: InFlightSlots) -> None:
     slot = slots.slot(0)
     slot.begin(77)
     slot.end()
@@ -78,7 +78,7 @@ def test_clearing_forgets_everything(slots: InFlightSlots) -> None:
     assert slots.subscribers() == []
 
 
-def test_what_a_killed_process_had_in_hand_is_seen_by_the_survivor(slots: InFlightSlots) -> None:
+def test_what_a_killed_process_had_in_flight_is_seen_by_the_survivor(slots: InFlightSlots) -> None:
     child = os.fork()
     if child == 0:
         InFlightSlots(slots.count, slots.fd).slot(2).begin(4711)

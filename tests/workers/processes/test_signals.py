@@ -105,7 +105,7 @@ def test_signals_are_counted_and_end_the_wait(number: signal.Signals) -> None:
 
 
 def test_the_end_of_a_child_ends_the_wait_at_once() -> None:
-    """A supervisor that learns of a death a fifth of a second late lets others take what the dead one had in hand."""
+    """A supervisor that learns of a death a fifth of a second late lets others take what the dead one had in flight."""
     signals = Signals()
     with signals.installed(children=True):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL)

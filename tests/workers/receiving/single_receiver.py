@@ -29,7 +29,7 @@ class SingleReceiver:
 
     @property
     def batch(self) -> LeasedBatch:
-        """What it has in hand."""
+        """What it has in flight."""
         assert self.task.batch is not None
         batch: LeasedBatch = self.task.batch
         return batch

@@ -211,7 +211,7 @@ def test_leasing_alone_has_an_end_and_a_stop_ends_it_at_once(monkeypatch: pytest
     assert not ward.is_leasing_alone
 
 
-#: What its supervisor wrote down of a message that was in hand, and the rest without a second loss.
+#: What a supervisor recorded of a message that was in flight, and the rest without a second loss.
 HISTORY = history.append(None, ProcessDied("The worker process was killed"), 1, "RetryNow")
 
 
@@ -395,7 +395,7 @@ def test_what_was_lost_once_is_leased_in_small_batches(handled: Any, start_worke
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_what_was_lost_twice_is_alone_in_hand(handled: Any, start_worker: Any) -> None:
+def test_what_was_lost_twice_is_alone_in_flight(handled: Any, start_worker: Any) -> None:
     Leased.send_many(Nop(number, "") for number in range(100))
     lose(2, 10)
     start_worker(Leased, concurrency=2)

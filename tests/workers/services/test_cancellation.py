@@ -1,4 +1,4 @@
-"""Messages in hand: how far they are, and asking one to stop."""
+"""Messages in flight: how far they are, and asking one to stop."""
 
 from __future__ import annotations
 

@@ -128,11 +128,11 @@ def test_a_worker_that_starts_beside_live_workers_has_no_crash_tracking(start_wo
     foreign_worker()
     foreign_worker(host=host_name(), process=os.getppid(), process_start=process_start_id(os.getppid()))
     side_by_side = threading.Event()
-    in_hand: set[int] = set()
+    in_flight: set[int] = set()
 
     def act(message: Nop) -> None:
-        in_hand.add(message.number)
-        if len(in_hand) >= 2:
+        in_flight.add(message.number)
+        if len(in_flight) >= 2:
             side_by_side.set()
         side_by_side.wait(DEADLINE)
 

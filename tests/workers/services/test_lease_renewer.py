@@ -101,7 +101,7 @@ def test_what_was_locked_until_its_batch_was_over_is_acked_all_the_same(slow: Sl
     assert slow.receiver.pump.stats.handled == 3
 
 
-def test_what_is_locked_for_longer_than_its_lease_is_tried_as_long_as_its_batch_is_in_hand(slow: Slow) -> None:
+def test_what_is_locked_for_longer_than_its_lease_is_tried_as_long_as_its_batch_is_in_flight(slow: Slow) -> None:
     """It has no other owner as long as it is locked, and its lease may well last then."""
     first, *_ = slow.seqs
     with slow.handling():

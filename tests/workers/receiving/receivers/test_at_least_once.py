@@ -83,7 +83,7 @@ def test_a_renewal_in_the_middle_of_the_hand_over_covers_the_message(
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 def test_a_renewal_that_a_hand_over_overtakes_covers_the_message() -> None:
-    """It happens between the two looks of the renewal: at what waits, and at what is in hand."""
+    """It happens between the two looks of the renewal: at what waits, and at what is in flight."""
 
     class Overtaking(deque[Any]):
         overtaken = False
@@ -105,7 +105,7 @@ def test_a_renewal_that_a_hand_over_overtakes_covers_the_message() -> None:
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
-def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_hand(
+def test_a_message_that_is_given_back_in_the_middle_of_the_hand_over_is_not_in_flight(
     receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one that waits is seen by the task, and gone when it reaches for it."""

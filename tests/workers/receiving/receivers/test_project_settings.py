@@ -125,21 +125,21 @@ def test_timeout(settings: Any, start_worker: Start) -> None:
 @real_commits
 @pytest.mark.parametrize("limit", [3, 40])
 def test_at_most_once_batch(settings: Any, start_worker: Start, limit: int) -> None:
-    """What is neither in the table nor handled is in hand, and would be lost with the process."""
+    """What is neither in the table nor handled is in flight, and would be lost with the process."""
     settings.QUEUEAPP = {"AT_MOST_ONCE_BATCH": limit, "BATCH_TARGET": 30, "PEEK_DELAY": 0.1}
     count = 150
-    in_hand: list[int] = []
+    in_flight: list[int] = []
 
     @consumer(AtMostOnce)
     def note(message: Pong) -> None:
-        in_hand.append(count - AtMostOnce.objects.count() - len(in_hand))
+        in_flight.append(count - AtMostOnce.objects.count() - len(in_flight))
 
     AtMostOnce.send_many(Pong() for _ in range(count))
     start_worker(AtMostOnce, concurrency=1)
 
-    eventually(lambda: len(in_hand) == count)
+    eventually(lambda: len(in_flight) == count)
 
-    assert max(in_hand) == limit
+    assert max(in_flight) == limit
 
 
 @real_commits

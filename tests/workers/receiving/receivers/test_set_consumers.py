@@ -12,7 +12,7 @@ from workers.processes.shared_memory import InFlightSlots
 pytestmark = real_commits
 
 
-def test_a_process_that_dies_has_the_whole_set_in_hand(no_consumers: None) -> None:
+def test_a_process_that_dies_has_the_whole_set_in_flight(no_consumers: None) -> None:
     slots = InFlightSlots(1)
     seen: list[tuple[int, ...]] = []
 

@@ -265,7 +265,7 @@ def test_a_streak_ends_after_its_time_and_there_may_be_more(
 @real_commits
 @pytest.mark.usefixtures("patient")
 def test_what_was_handled_in_a_streak_is_not_kept_from_claims(handled: list[int]) -> None:
-    """Claims step over what is in hand, one more stretch for each."""
+    """Claims step over what is in flight, one more stretch for each."""
     Transactional.send_many(Nop(number, "") for number in range(5))
     single_receiver = SingleReceiver(Transactional)
 
@@ -343,32 +343,32 @@ def closed() -> Iterator[None]:
 
 
 def overtaken(monkeypatch: pytest.MonkeyPatch, claiming: Any, when: Callable[[], bool] = lambda: True) -> list[int]:
-    """From now on another task has in hand what is claimed; the seqs."""
-    in_hand: list[int] = []
+    """From now on another task has in flight what is claimed; the seqs."""
+    in_flight: list[int] = []
     end = type(claiming).end
 
     def ended(self: Any, first: Any) -> None:
         end(self, first)
         for row in first.rows or () if when() else ():
-            in_hand.append(row[SEQ])
+            in_flight.append(row[SEQ])
             claiming.exclude(row[SEQ])
 
     monkeypatch.setattr(type(claiming), "end", ended)
-    return in_hand
+    return in_flight
 
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("closed")
 @QUEUES
-def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_task_has_in_flight_is_left_to_it(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
     consumer(queue, name="one")(lambda message: handled.append(message["n"]))
     queue.send({"n": 1}, **({"recipient": "one"} if queue is AddressedUrgent else {}))
     receiver = SingleReceiver(queue)
     claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
-        in_hand = overtaken(patched, claiming)
+        in_flight = overtaken(patched, claiming)
         assert receiver.receive(1) == 0
 
     assert handled == []
@@ -376,8 +376,8 @@ def test_what_another_task_has_in_hand_is_left_to_it(queue: Any, monkeypatch: py
     assert receiver.receive(1) == 0, "nor is it claimed again"
 
     # As after its verdict: to be retried now.
-    receiver.task.state.retried(in_hand[0])
-    claiming.include(in_hand[0])
+    receiver.task.state.retried(in_flight[0])
+    claiming.include(in_flight[0])
     assert receiver.receive(1) == 1
     assert handled == [1]
     assert not queue.objects.exists()
@@ -407,7 +407,7 @@ def test_messages_not_in_flight_are_handled_meanwhile(queue: Any, monkeypatch: p
 @pytest.mark.usefixtures("no_consumers")
 @pytest.mark.usefixtures("closed")
 @QUEUES
-def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
+def test_what_its_task_had_in_flight_before_is_left_to_another_one_all_the_same(
     queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts: list[int] = []
@@ -421,8 +421,8 @@ def test_what_its_task_had_in_hand_before_is_left_to_another_one_all_the_same(
     receiver = SingleReceiver(queue)
     assert receiver.receive(1) == 1
     with monkeypatch.context() as patched:
-        (in_hand, claimed) = overtaken(patched, receiver.task.state.claims), receiver.receive(1)
-        assert (len(in_hand), claimed) == (1, 0)
+        (in_flight, claimed) = overtaken(patched, receiver.task.state.claims), receiver.receive(1)
+        assert (len(in_flight), claimed) == (1, 0)
 
     assert receiver.receive(1) == 0
 
@@ -447,15 +447,15 @@ def test_it_is_left_to_it_among_several_too(queue: Any, crash_tracking: bool, mo
     receiver.pump.crash_tracking = crash_tracking
     claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
-        in_hand = overtaken(patched, claiming)
+        in_flight = overtaken(patched, claiming)
         receiver.receive(10)
 
     assert handled == []
     assert queue.objects.count() == 3
     assert set(queue.objects.values_list("deliveries", flat=True)) == {0}
-    for seq in in_hand:
+    for seq in in_flight:
         claiming.include(seq)
-    claiming.retreat_all(in_hand)
+    claiming.retreat_all(in_flight)
     until = monotonic() + DEADLINE
     while queue.objects.exists() and monotonic() < until:
         receiver.receive(10)
@@ -474,9 +474,9 @@ def test_claims_that_outlast_the_remembered_positions_are_released(
     receiver = SingleReceiver(RankedTransactional)
     claiming = receiver.task.state.claims
     with monkeypatch.context() as patched:
-        in_hand = overtaken(patched, claiming)
+        in_flight = overtaken(patched, claiming)
         receiver.receive(1)
-    (seq,) = in_hand
+    (seq,) = in_flight
     RankedTransactional.send_many({"n": number} for number in range(20))
     until = monotonic() + DEADLINE
     while RankedTransactional.objects.count() > 1 and monotonic() < until:
@@ -505,14 +505,14 @@ def test_in_the_middle_of_a_streak_what_came_before_is_committed(monkeypatch: py
     claiming = receiver.task.state.claims
 
     with monkeypatch.context() as patched:
-        in_hand = overtaken(patched, claiming, lambda: len(handled) == 1)
+        in_flight = overtaken(patched, claiming, lambda: len(handled) == 1)
         # However slow the machine is: one streak.
         patched.setattr("workers.receiving.receivers.transactional.STREAK_SECONDS", 60.0)
         assert receiver.receive(3) == 1
 
     assert handled == [0]
     assert Transactional.objects.count() == 2
-    claiming.include(in_hand[0])
+    claiming.include(in_flight[0])
     while receiver.receive(3):
         pass
     assert handled == [0, 1, 2]

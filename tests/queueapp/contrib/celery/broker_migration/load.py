@@ -167,17 +167,17 @@ class Load:
     def move(self, source: str, target: str, kills: int | None = None) -> None:
         """``movebroker``, killed now and then and restarted; the last one finishes, or is stopped."""
         for _ in range(self.plan.kills if kills is None else kills):
-            known = self._in_hand(source)
+            known = self._in_flight(source)
             migrator = self._mover(source, target, "--follow")
-            eventually(lambda known=known: self._in_hand(source) not in ([], known), 60)  # type: ignore[misc]
+            eventually(lambda known=known: self._in_flight(source) not in ([], known), 60)  # type: ignore[misc]
             migrator.kill()
             migrator.wait()
             self.kills += 1
-        known = self._in_hand(source)
+        known = self._in_flight(source)
         migrator = self._mover(source, target, *(["--follow"] if kills is None else []))
         if kills is None:
             eventually(
-                lambda: self._in_hand(source) not in ([], known), 60
+                lambda: self._in_flight(source) not in ([], known), 60
             )  # it is at work, and knows what SIGTERM means
             eventually(lambda: self._remaining(source) < 50, 600)
             migrator.terminate()
@@ -197,7 +197,7 @@ class Load:
                 process_group=0,
             )
 
-    def _in_hand(self, source: str) -> list[Any]:
+    def _in_flight(self, source: str) -> list[Any]:
         """What a migrator has set aside last: not what a killed one has left."""
         if source == self.queueapp_url:
             return list(PendingMove.objects.order_by("-number").values_list("number", flat=True)[:1])
