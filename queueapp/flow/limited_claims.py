@@ -257,6 +257,7 @@ class LimitedClaims:
         return dead_after if period is None else min(period, dead_after)
 
 
+# -- claim records, cached in this process -----------------------------------------------------------------------------
 # Caches the claim records of each queue and database (``sql.claim_records``) in this process.
 #
 # Only committed records are cached: a claim in the caller's transaction may be rolled back, together with the acks that

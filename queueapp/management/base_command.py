@@ -175,6 +175,7 @@ def _discard_output() -> None:
     os.close(nowhere)
 
 
+# -- progress ----------------------------------------------------------------------------------------------------------
 # The progress of a command: one line on stderr, if that is a terminal.
 
 

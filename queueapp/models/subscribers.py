@@ -199,6 +199,7 @@ class ClaimRecord(models.Model):
         return f"claim {self.number}"
 
 
+# -- subscriptions -----------------------------------------------------------------------------------------------------
 # Subscriptions of consumers to message types, so that every sender knows all recipients, whatever code it runs:
 # ``migrate``, a worker's start and ``registerconsumers`` insert the rows of the consumers in their code. None of them
 # deletes a row: another deployment that still runs may have that consumer. An operator deletes it (``removeconsumer``).

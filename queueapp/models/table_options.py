@@ -109,6 +109,7 @@ class RowVersionIndex(_TableFeature):
         return backend_of(schema_editor.connection).schema.drop_row_version_index(schema_editor, model._meta.db_table)
 
 
+# -- the index of 64-bit priorities ------------------------------------------------------------------------------------
 # The claim index of a queue with a 64-bit ``priority``: highest priority first, then oldest first.
 #
 # A scan in that order must be able to begin anywhere. PostgreSQL begins by a row comparison, for which both columns

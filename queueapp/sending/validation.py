@@ -134,6 +134,7 @@ _KINDS: dict[Kind, tuple[Callable[[Any, MessageColumn], bool], str]] = {
 }
 
 
+# -- keyword arguments -------------------------------------------------------------------------------------------------
 # The keyword arguments of ``Queue.send``, ``asend``, ``send_many`` and ``asend_many``, for type checkers.
 #
 # Tests compare them with the signatures and with ``sql.message_columns``; no code reads them at run time.

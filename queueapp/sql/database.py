@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple
 
+# -- sessions ----------------------------------------------------------------------------------------------------------
 # The state of a database session, as the driver knows it beneath Django's bookkeeping, and the options of connections.
 #
 # The worker checks each connection after every handler, once per message, so each check takes well below a microsecond
@@ -106,6 +107,7 @@ class Sessions(abc.ABC):
         none."""
 
 
+# -- schema ------------------------------------------------------------------------------------------------------------
 # The schema side of a database: table options, indexes, privileges and the migration lock.
 #
 # Nothing here runs while messages are sent or received: migrations, the start of a worker, ``check --database`` and
@@ -227,6 +229,7 @@ class Schema(abc.ABC):
         server."""
 
 
+# -- notifications -----------------------------------------------------------------------------------------------------
 # Notifications: waking idle workers and waiting callers when a message is committed.
 #
 # A notification reaches every listener that is connected at that moment, and no other: polling remains the source of

@@ -139,6 +139,7 @@ class Fanout(abc.ABC):
         and levels."""
 
 
+# -- dedupe keys -------------------------------------------------------------------------------------------------------
 # A dedupe key has one row in a table of its own, locked to the end of the sender's transaction: senders of one key run
 # one after the other. The row names a message; whether that still waits is read from the queue and the delayed store by
 # its id. So a queue's table, its claims and its acks are independent of keys.

@@ -334,6 +334,7 @@ def _end(span: Span, failed: BaseException | None, attributes: dict[str, Any]) -
     span.end()
 
 
+# -- names of the conventions ------------------------------------------------------------------------------------------
 # The words of OpenTelemetry's messaging conventions that are used here.
 #
 # Written out: in the package of the conventions they are marked as incubating and move between its releases.

@@ -227,7 +227,7 @@ class ConsumerLimiter:
         name, takes_batch = registration.name, registration.takes_several
 
         def called(message: Any, context: Any) -> None:
-            self._begin(name, [context.seq for context in context] if takes_batch else [context.seq])
+            self._begin(name, [item.seq for item in context] if takes_batch else [context.seq])
             call(message, context)
 
         return called

@@ -175,6 +175,7 @@ class Statements:
         return sorted(rows, key=_BY_SEQ)
 
 
+# -- running a statement -----------------------------------------------------------------------------------------------
 # How a statement reaches SQL Server: on Django's own cursor, in the caller's transaction, with declared types.
 #
 # Without ``setinputsizes`` the driver declares a parameter by its value (``varchar(3)``, ``tinyint``), and the server
