@@ -230,8 +230,9 @@ def test_an_idle_worker_hardly_asks(start: Any, tmp_path: Path) -> None:
         eventually(lambda: time.monotonic() - began > 10)
         return (tally.stat().st_size - before) / (time.monotonic() - began)
 
-    # What it does once, at its start, is no part of it, and takes longer on a busy machine.
-    eventually(lambda: asks_a_second() <= 3.0, 3 * DEADLINE)
+    # What it does once, at its start, is no part of it. Half of the statements are those of the snapshot of statistics
+    # that its maintenance takes every ten seconds.
+    eventually(lambda: asks_a_second() <= 7.0, 3 * DEADLINE)
 
 
 def test_eventlet_is_refused(child_environment: dict[str, str], tmp_path: Path) -> None:
