@@ -7,7 +7,6 @@ operations are in the history of the queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django import forms
@@ -15,7 +14,6 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
@@ -25,9 +23,7 @@ from .. import registry
 from ..errors import QueueError, QueueNotFound
 from ..models import Subscription
 from ..operations import subscriptions
-from ..operations.live_workers import Live, live_on
-from ..operations.safe_reads import Reader
-from ..operations.statistics import LIMIT
+from ..operations.statistics import Database
 from ..operations.subscriptions import ConsumerStats
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
@@ -74,23 +70,9 @@ class SubscriptionList(StrictChangeList):
 
 
 def _stats(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerStats]:
-    reader = Reader(alias)
-    live, _ = reader.read(partial(live_on, alias, labels))
-    found: dict[tuple[str, str], ConsumerStats] = {}
-    if live is None:
-        return found
-    for label in labels:
-        try:
-            queue = registry.queues.find(label)
-        except QueueNotFound:
-            continue
-        for depth in reader.read(partial(_read, queue, alias, live[label]))[0] or []:
-            found[label, depth.consumer] = depth
-    return found
-
-
-def _read(queue: Any, alias: str, live: Live) -> list[ConsumerStats]:
-    return subscriptions.consumer_stats(queue, connections[alias], live, LIMIT)
+    queues = [queue for queue in registry.queues if queue._meta.label in labels]
+    found = Database(alias).consumers_of(queues)
+    return {(stats.queue, consumer.consumer): consumer for stats in found for consumer in stats.consumers}
 
 
 class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):

@@ -24,7 +24,7 @@ from ..models import MessageKey, Subscription
 from ..models.delivery import Semantics
 from ..models.delivery.topics import expressions_of
 from ..operations import migrating
-from ..operations.statistics import queue_stats
+from ..operations.statistics import Database
 from ..sql import backend_of
 from ..topics.backfill import is_over_journal
 
@@ -107,10 +107,18 @@ def check_served(databases: Any = None, **_: Any) -> list[Any]:
     found: list[Any] = []
     if migrating.migrate_options() is not None:
         return found
+    by_alias: dict[str, list[Any]] = {}
     for queue in registry.queues:
-        alias = router.db_for_write(queue)
-        if queue.delivery.recipients and alias in (databases or ()) and _can_be_read(alias):
-            (stats,) = queue_stats([queue])
+        if queue.delivery.recipients:
+            by_alias.setdefault(router.db_for_write(queue), []).append(queue)
+    for alias, queues in by_alias.items():
+        if alias not in (databases or ()) or not _can_be_read(alias):
+            continue
+        database = Database(alias)
+        heads = database.heads_of(queues)
+        for queue, stats in zip(queues, database.consumers_of(queues), strict=True):
+            if database.live is not None and (queue not in heads or heads[queue].waiting):
+                stats.unroutable = database.unroutable_of(queue, database.live[stats.queue])[0] or []
             lost = [found.name for found in stats.unroutable if found.what == "recipient"]
             for name in [*lost, *(lone.consumer for lone in stats.consumers_without_worker)]:
                 found.append(

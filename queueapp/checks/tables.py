@@ -113,13 +113,14 @@ def check_tables_in(alias: str, queues: list[Any]) -> list[Any]:
     ]
     found += _check_wake_ups(alias)
     found += _check_connections(alias, queues)
-    for model in (*queues, DelayedMessage):
-        try:
-            findings = schema_check.inspect(model, alias)
-        except Error:
-            continue  # no table yet, which is W006
-        found += [
-            Warning(f"{model._meta.label}: {finding.problem}.", hint=finding.remedy, obj=model, id="queueapp.W004")
-            for finding in findings
-        ]
-    return found
+    try:
+        findings = schema_check.inspect([*queues, DelayedMessage], alias)
+    except Error:
+        return found  # which is W007
+    return found + [
+        Warning(
+            f"{finding.model._meta.label}: {finding.problem}.",
+            hint=finding.remedy, obj=finding.model, id="queueapp.W004",
+        )
+        for finding in findings
+    ]  # fmt: skip

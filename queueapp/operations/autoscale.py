@@ -87,7 +87,7 @@ def desired(backlog: int, oldest_seconds: float | None, workers: int, rule: Scal
 
 def desired_workers(queues: Iterable[Any], rule: ScalingRule = ScalingRule()) -> list[DesiredWorkers]:
     """The desired workers of these queues."""
-    return [desired_workers_for(stats, rule) for stats in statistics.queue_stats(queues)]
+    return [desired_workers_for(stats, rule) for stats in statistics.backlogs(queues)]
 
 
 def desired_workers_for(stats: statistics.QueueStats, rule: ScalingRule = ScalingRule()) -> DesiredWorkers:

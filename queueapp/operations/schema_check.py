@@ -18,7 +18,7 @@ from django.db import Error, connections, models, router, transaction
 from ..errors import NotMigrated
 from ..models import DelayedMessage, Priority64Index, RowVersionIndex, TableOptions
 from ..sql import ErrorKind, backend_of
-from ..sql.database import IndexInfo, SettingAdvice
+from ..sql.database import IndexInfo, SettingAdvice, TableInfo
 from ..sql.tables import QueueTable, StoreTable
 
 
@@ -40,11 +40,13 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
         for model in apps.get_app_config("queueapp").get_models()
         if not by_router or router.allow_migrate_model(alias, model)
     ]
-    with connection.cursor() as cursor:
-        there = {table.name.lower() for table in connection.introspection.get_table_list(cursor)}
+    tables += queues
+    there = tables_of(tables, alias)
     found = []
-    for model in [*tables, *queues]:
+    for model in tables:
         table = model._meta.db_table
+        if table in there and _columns(model) <= {name.lower() for name in there[table].columns}:
+            continue
         try:
             # All columns of a row that does not exist: a seek in the primary key, which waits for no lock.
             with transaction.atomic(using=alias):
@@ -55,7 +57,7 @@ def missing(alias: str, queues: Iterable[Any], *, by_router: bool = False) -> li
                 continue  # the table exists, and this role does not need it; SQL Server does not even list it then
             if kind is not ErrorKind.MISSING:
                 raise
-            is_there = table.lower() in there or '"."' in table
+            is_there = table in there or '"."' in table
             found.append(f"columns of {table} ({str(error).strip().splitlines()[0]})" if is_there else table)
     return found
 
@@ -66,6 +68,16 @@ def require_tables(alias: str, queues: Iterable[Any], *, by_router: bool = False
         raise NotMigrated(alias, absent)
 
 
+def tables_of(models: Iterable[Any], alias: str) -> dict[str, TableInfo]:
+    """What the catalog of a database says of the tables of these models, by name; without those that are missing."""
+    connection = connections[alias]
+    return backend_of(connection).schema.tables(connection, [model._meta.db_table for model in models])
+
+
+def _columns(model: Any) -> set[str]:
+    return {field.column.lower() for field in model._meta.local_concrete_fields}
+
+
 def _nowhere(key: Any) -> Any:
     """A primary key that no row has."""
     if isinstance(key, models.UUIDField):
@@ -73,23 +85,33 @@ def _nowhere(key: Any) -> Any:
     return -1 if isinstance(key, models.IntegerField) else ""
 
 
-def inspect(model: Any, alias: str) -> list[SchemaProblem]:
-    """The problems of the table of a queue, or of the delayed messages, in this database; [] for a missing table. For
+def inspect(models: Iterable[Any], alias: str) -> list[SchemaProblem]:
+    """The problems of the tables of queues, or of the delayed messages, in this database; none for a missing table. For
     an unmanaged table only those without which statements fail."""
+    models = list(models)
+    there = tables_of(models, alias)
+    return [
+        problem
+        for model in models
+        if model._meta.db_table in there
+        for problem in _inspect(model, alias, there[model._meta.db_table])
+    ]
+
+
+def _inspect(model: Any, alias: str, there: TableInfo) -> list[SchemaProblem]:
     connection = connections[alias]
     backend, table = backend_of(connection), model._meta.db_table
-    there = backend.schema.indexes(connection, table)
-    if not there:
+    if not there.indexes:
         return []
     required = _named_index(model) if backend.schema.names_indexes else None
     found: list[SchemaProblem] = []
     for index in model._meta.indexes:
         if model._meta.managed or index.name == required:
-            found += _about_index(model, index, there, connection, named=index.name == required)
+            found += _about_index(model, index, there.indexes, connection, named=index.name == required)
     for constraint in model._meta.constraints if model._meta.managed else ():
         if isinstance(constraint, TableOptions):
             for problem, remedy in backend.schema.drift(
-                connection, table, *constraint.columns(model), constraint.options()
+                connection, table, there, *constraint.columns(model), constraint.options()
             ):
                 found.append(SchemaProblem(model, f"table {table}: {problem}", remedy))
         elif isinstance(constraint, RowVersionIndex) and not backend.schema.has_row_version_index(connection, table):

@@ -9,11 +9,11 @@ size of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import connections, router
 from django.db.models import Count, Min, Q
@@ -27,13 +27,17 @@ from ..models.queue import holds
 from ..overrides import Overrides
 from ..sending import early_acks
 from ..sql import backend_of, nonblocking, queue_sql
+from ..sql.figures import Head
 from . import expiration
 from .amps_statistics import AmpsStatistics, amps_stats, live_subscriptions
 from .journal import inactive_messages
 from .live_workers import Live, live_on
 from .safe_reads import Reader, hint
+from .schema_check import tables_of
 from .subscriptions import ConsumerStats, consumer_stats
 from .unroutable import Unroutable, can_have_unroutable, find_unroutable
+
+_T = TypeVar("_T")
 
 #: Rows of a table that are read; counts of other tables stop here.
 LIMIT = 10_000
@@ -158,12 +162,44 @@ def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
     return found
 
 
-def stats_by_name(names: Iterable[str]) -> list[QueueStats]:
-    """The statistics of these queues, by label, table, or name of a row of ``sources``. Raises QueueNotFound."""
+def backlogs(queues: Iterable[Any]) -> list[QueueStats]:
+    """What is in the tables of these queues and which workers they have, by label; all other values are None. A few
+    statements for each database, regardless of how many queues it has."""
+    found = []
+    for alias, in_database in _by_alias(queues):
+        database = Database(alias)
+        heads = database.heads_of(in_database)
+        found += [database.backlog_of(queue, heads.get(queue)) for queue in in_database]
+    return sorted(found, key=lambda stats: stats.queue)
+
+
+def subscribed_consumers(queues: Iterable[Any]) -> list[QueueStats]:
+    """The subscribed consumers of these queues and their workers, by label; all other values are None. Statements as
+    for ``backlogs``."""
+    found = []
+    for alias, in_database in _by_alias(queues):
+        found += Database(alias).consumers_of(in_database)
+    return sorted(found, key=lambda stats: stats.queue)
+
+
+def _by_alias(queues: Iterable[Any]) -> list[tuple[str, list[Any]]]:
+    found: dict[str, list[Any]] = {}
+    for queue in queues:
+        found.setdefault(router.db_for_read(queue) or "default", []).append(queue)
+    return sorted(found.items())
+
+
+def stats_by_name(
+    names: Iterable[str], read: Callable[[Iterable[Any]], list[QueueStats]] = queue_stats
+) -> list[QueueStats]:
+    """The statistics of these queues, by label, table, or name of a row of ``sources``. ``read``: those of queues.
+    Raises QueueNotFound."""
     wanted = list(dict.fromkeys(names))
-    found = queue_stats(dict.fromkeys(registry.queues.find(name) for name in wanted if not is_part(name)))
+    found = read(dict.fromkeys(registry.queues.find(name) for name in wanted if not is_part(name)))
     if parts := [name for name in wanted if is_part(name)]:
-        rows = {stats.queue: stats for stats in queue_stats() if is_part(stats.queue)}
+        rows: dict[str, QueueStats] = {}
+        for alias, _ in _by_alias(registry.queues):
+            rows |= parts_of(alias)[0]
         if missing := [name for name in parts if name not in rows]:
             raise QueueNotFound(missing[0], rows)
         found += [rows[name] for name in parts]
@@ -269,9 +305,62 @@ class Database:
         """The live subscribers by queue; empty where they cannot be read."""
         return self.reader.read(lambda: live_subscriptions(self.alias))[0] or {}
 
+    def heads_of(self, queues: Sequence[Any]) -> dict[Any, Head]:
+        """The heads of these tables, in one statement; those that are not returned have to be read one by one."""
+        connection = connections[self.alias]
+
+        def read(queues: Sequence[Any]) -> dict[Any, Head]:
+            figures = [queue_sql(queue, connection).figures for queue in queues]
+            heads = figures[0].heads(connection, [figure.head_query(LIMIT + 1) for figure in figures])
+            return dict(zip(queues, heads, strict=True))
+
+        return self._read_at_once(queues, read)
+
+    def _read_at_once(self, queues: Sequence[Any], read: Callable[[Sequence[Any]], dict[Any, _T]]) -> dict[Any, _T]:
+        """What is read of all these tables together; without those that are missing, and {} if it fails all the same
+        (a table is locked, or may not be read)."""
+        _ = self.overrides  # the statements use them (which messages are expired)
+        found, _ = self.reader.read(partial(read, queues))
+        if found is None and not self.reader.lost:
+            there = self.reader.read(partial(tables_of, queues, self.alias))[0] or {}
+            queues = [queue for queue in queues if queue._meta.db_table in there]
+            found, _ = self.reader.read(partial(read, queues)) if queues else (None, "")
+        return found or {}
+
+    def backlog_of(self, queue: Any, head: Head | None) -> QueueStats:
+        """What is in the table of a queue, and its workers. ``head``: of ``heads_of``."""
+        stats = self._new(queue)
+        self._count(queue, stats, head, backlog_only=True)
+        if self.live is None:
+            stats.fail("workers", self._live[1])
+        else:
+            stats.set_workers(self.live[stats.queue])
+        return stats
+
+    def consumers_of(self, queues: Sequence[Any]) -> list[QueueStats]:
+        """The subscribed consumers of these queues, and their workers."""
+        found = [self._new(queue) for queue in queues]
+        live = self.live
+        if live is None:
+            for stats in found:
+                stats.fail("workers", self._live[1])
+            return found
+        consumers = self._read_at_once(
+            queues, partial(consumer_stats, connection=connections[self.alias], live=live, limit=LIMIT)
+        )
+        for queue, stats in zip(queues, found, strict=True):
+            stats.set_workers(live[stats.queue])
+            if queue in consumers:
+                stats.consumers = consumers[queue]
+            else:
+                self._count_consumers(queue, stats, live[stats.queue])
+        return found
+
+    def _new(self, queue: Any) -> QueueStats:
+        return QueueStats(queue._meta.label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
+
     def stats_of(self, queue: Any) -> QueueStats:
-        label = queue._meta.label
-        stats = QueueStats(label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
+        label, stats = queue._meta.label, self._new(queue)
         # Read before anything is counted: the statements use them (which messages are expired).
         options = self.overrides.get(label, {})
         self._count(queue, stats)
@@ -314,10 +403,11 @@ class Database:
 
     def _count_consumers(self, queue: Any, stats: QueueStats, live: Live) -> None:
         """The subscribed consumers, and how many copies wait for each."""
-        found, cause = self.reader.read(lambda: consumer_stats(queue, connections[self.alias], live, LIMIT))
+        lives = {stats.queue: live}
+        found, cause = self.reader.read(lambda: consumer_stats([queue], connections[self.alias], lives, LIMIT))
         if found is None:
             return stats.fail("subscriptions", cause)
-        stats.consumers = found
+        stats.consumers = found[queue]
 
     def of_no_queues(self) -> list[QueueStats]:
         """The dispatchers and the maintenance; a role without a live process is reported as well."""
@@ -374,10 +464,11 @@ class Database:
                     found[name] = count
         return found
 
-    def _count(self, queue: Any, stats: QueueStats) -> None:
-        """Count the rows of the queue's own table."""
-        connection = connections[self.alias]
-        head, cause = self.reader.read(lambda: queue_sql(queue, connection).figures.head(connection, LIMIT + 1))
+    def _count(self, queue: Any, stats: QueueStats, head: Head | None = None, *, backlog_only: bool = False) -> None:
+        """Count the rows of the queue's own table. ``head``: where it was read already."""
+        connection, cause = connections[self.alias], ""
+        if head is None:
+            head, cause = self.reader.read(lambda: queue_sql(queue, connection).figures.head(connection, LIMIT + 1))
         if head is None:
             remedy = hint(cause, self.alias) if queue._meta.managed else ""
             return stats.fail("messages", cause + remedy)
@@ -389,6 +480,8 @@ class Database:
         )
         stats.oldest_seconds = None if head.oldest_ms is None else head.oldest_ms / 1000
         stats.exact = head.rows <= LIMIT
+        if backlog_only and stats.exact:
+            return
         if early_acks.defers(queue):
             stats.deferred_ack_count, cause = self.reader.read(lambda: expiration.waiting(queue, self.alias))
             if stats.deferred_ack_count is None:

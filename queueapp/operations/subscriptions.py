@@ -9,7 +9,7 @@ without a live worker.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -158,31 +158,47 @@ class ConsumerStats:
         return f"consumer '{_shown(self.consumer)}' has no live worker; {copies}"
 
 
-def consumer_stats(queue: Any, connection: Any, live: Live, limit: int) -> list[ConsumerStats]:
-    """The subscribed consumers of a queue, by name. Reads about ``limit`` rows for each."""
-    if not queue.delivery.recipients:
-        return []
-    found: dict[str, ConsumerStats] = {}
-    rows = Subscription._default_manager.using(connection.alias).filter(queue=queue._meta.label)
-    for row in rows.order_by("consumer", "type_name"):
-        stats = found.get(row.consumer)
+def consumer_stats(
+    queues: Iterable[Any], connection: Any, live: Mapping[str, Live], limit: int
+) -> dict[Any, list[ConsumerStats]]:
+    """The subscribed consumers of each of these queues of a database, by name. One statement for all subscriptions and
+    one for all copies, about ``limit`` rows for each consumer."""
+    listed: dict[Any, list[ConsumerStats]] = {queue: [] for queue in queues}
+    by_label = {queue._meta.label: queue for queue in listed if queue.delivery.recipients}
+    if not by_label:
+        return listed
+    found: dict[tuple[str, str], ConsumerStats] = {}
+    rows = Subscription._default_manager.using(connection.alias).filter(queue__in=list(by_label))
+    for row in rows.order_by("queue", "consumer", "type_name"):
+        stats = found.get((row.queue, row.consumer))
         if stats is None:
-            active = None if live.recipients is None else row.consumer in live.recipients
+            recipients = live[row.queue].recipients
+            active = None if recipients is None else row.consumer in recipients
             stats = ConsumerStats(row.queue, row.consumer, [], active, 0, True, None)
-            found[row.consumer] = stats
+            found[row.queue, row.consumer] = stats
         stats.types.append(row.type_name)
         stats.made_at = min(filter(None, (stats.made_at, row.made_at.isoformat())), default="")
         stats.seen_at = max(stats.seen_at, row.seen_at.isoformat())
+    _count({key: by_label[key[0]] for key in found}, connection, found, limit)
     for stats in found.values():
-        _count(queue, connection, stats, limit)
-    return list(found.values())
+        listed[by_label[stats.queue]].append(stats)
+    return listed
 
 
-def _count(queue: Any, connection: Any, stats: ConsumerStats, limit: int) -> None:
-    sql = queue_sql(queue, connection)
-    for priority in range(queue.delivery.priorities):
-        places = {"recipient": stats.consumer, "priority": priority}
-        head = sql.figures.head(connection, limit + 1, tuple(places[name] for name in sql.table.claim_by))
+def _count(
+    queues: Mapping[tuple[str, str], Any], connection: Any, found: Mapping[tuple[str, str], ConsumerStats], limit: int
+) -> None:
+    """Count the copies of each consumer."""
+    counted, queries, figures = [], [], None
+    for key, queue in queues.items():
+        sql = queue_sql(queue, connection)
+        figures = sql.figures
+        for priority in range(queue.delivery.priorities):
+            places = {"recipient": key[1], "priority": priority}
+            queries.append(figures.head_query(limit + 1, tuple(places[name] for name in sql.table.claim_by)))
+            counted.append(found[key])
+    heads = figures.heads(connection, queries) if figures is not None else []
+    for stats, head in zip(counted, heads, strict=True):
         stats.waiting += min(head.waiting, limit)
         stats.exact = stats.exact and head.rows <= limit
         if head.oldest_ms is not None:

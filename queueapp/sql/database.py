@@ -130,6 +130,15 @@ class IndexInfo(NamedTuple):
     filtered: bool
 
 
+class TableInfo(NamedTuple):
+    """What the catalog says of a table. ``options``: of its storage, as the database names them. ``indexes``: by name,
+    including the primary key's."""
+
+    columns: tuple[str, ...]
+    options: dict[str, Any]
+    indexes: dict[str, IndexInfo]
+
+
 class SettingAdvice(NamedTuple):
     """A database setting that operators should know. ``advice``: what to do about it; '' when it is as it should be."""
 
@@ -171,13 +180,15 @@ class Schema(abc.ABC):
         """The reverse of ``set_options``."""
 
     @abc.abstractmethod
-    def drift(self, connection: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> list[Drift]:
-        """How an existing table differs from these options. Reads the catalog only."""
+    def tables(self, connection: Any, names: Sequence[str]) -> dict[str, TableInfo]:
+        """Those of these tables that exist; on SQL Server without those that this user may not see. Reads the catalog
+        only: two statements for any number of tables."""
 
     @abc.abstractmethod
-    def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
-        """The indexes of a table by name, including the primary key's; {} if the table does not exist. Reads the
-        catalog only."""
+    def drift(
+        self, connection: Any, table: str, there: TableInfo, seq: str, body: str, options: dict[str, Any]
+    ) -> list[Drift]:
+        """How a table, as ``tables`` found it, differs from these options. Runs no statement."""
 
     @abc.abstractmethod
     def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:

@@ -8,6 +8,7 @@ stops at its limit has seen the first ones. Called in a transaction.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 #: A level of the claim order: recipient and priority, or the one of them that the queue has.
@@ -26,6 +27,17 @@ class Head(NamedTuple):
     expired: int
     oldest_ms: int | None
     first: int
+
+
+class HeadQuery(NamedTuple):
+    """What ``heads`` reads of one table or level: the text behind SELECT, and its parameters."""
+
+    text: str
+    params: tuple[Any, ...]
+
+
+#: Heads that one statement reads: far below the 2,100 parameters of SQL Server.
+MAX_HEADS = 100
 
 
 class WorkersWanted(NamedTuple):
@@ -55,8 +67,17 @@ class Figures(abc.ABC):
     """Bounded estimates of one queue."""
 
     @abc.abstractmethod
+    def head_query(self, limit: int, level: Level = ()) -> HeadQuery:
+        """For ``heads``: the states of the first ``limit`` rows; with ``level`` of that level."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def heads(connection: Any, queries: Sequence[HeadQuery]) -> list[Head]:
+        """The heads of any tables and levels of this database, in the given order: one statement for ``MAX_HEADS``."""
+
     def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
         """The states of the first ``limit`` rows; with ``level`` of that level."""
+        return self.heads(connection, [self.head_query(limit, level)])[0]
 
     @abc.abstractmethod
     def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
@@ -75,3 +96,9 @@ class Figures(abc.ABC):
     def workers_wanted(self, wanted: WorkersWanted) -> str:
         """The text of a SELECT without parameters that returns one row with one integer, for clients without this
         project (KEDA). It reads at most ``wanted.rows`` of the table's rows."""
+
+
+def union_of_heads(queries: Sequence[HeadQuery]) -> tuple[str, list[Any]]:
+    """One statement for these heads, and its parameters; each row begins with the number of its query."""
+    selects = [f"SELECT {number}, {query.text}" for number, query in enumerate(queries)]
+    return " UNION ALL ".join(selects), [value for query in queries for value in query.params]

@@ -30,9 +30,8 @@ def report_database(command: BaseCommand, alias: str, models: Iterable[Any]) -> 
     it."""
     for remark in schema_check.remarks(alias):
         command.stdout.write(f"Database {alias}: {remark.text}." + (f" {remark.advice}" if remark.advice else ""))
-    for model in models:
-        for finding in schema_check.inspect(model, alias):
-            command.stderr.write(f"Warning: {finding.problem}. Remedy: {finding.remedy}")
+    for finding in schema_check.inspect(models, alias):
+        command.stderr.write(f"Warning: {finding.problem}. Remedy: {finding.remedy}")
 
 
 def check_connections(

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...operations.autoscale import ScalingRule, desired_workers, desired_workers_for, statement_for
-from ...operations.statistics import stats_by_name
+from ...operations.statistics import backlogs, stats_by_name
 from ..base_command import OperatorCommand
 
 
@@ -53,7 +53,7 @@ class Command(OperatorCommand):
             self.stdout.write(statement_for(registry.queues.find(names[0]), rule))
             return
         if names:
-            found = [desired_workers_for(stats, rule) for stats in stats_by_name(names)]
+            found = [desired_workers_for(stats, rule) for stats in stats_by_name(names, backlogs)]
         else:
             found = desired_workers(registry.queues, rule)
         self.stdout.write(json.dumps([scale.as_dict() for scale in found], indent=2))

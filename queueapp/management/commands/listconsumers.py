@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from ... import registry
 from ...messages.escaping import in_one_line
-from ...operations.statistics import UNKNOWN, queue_stats, span
+from ...operations.statistics import UNKNOWN, span, subscribed_consumers
 from ..base_command import OperatorCommand
 
 #: Characters shown of a name, which may come from a message.
@@ -33,7 +33,7 @@ class Command(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         named = [registry.queues.find(name) for name in options["queue"]]
         queues = list(dict.fromkeys(named)) or [queue for queue in registry.queues if queue.delivery.recipients]
-        found = queue_stats(queues) if queues else []
+        found = subscribed_consumers(queues)
         for stats in found:
             if stats.error:
                 self.stderr.write(f"{stats.queue}: {in_one_line(stats.error, 1000)}")

@@ -26,6 +26,7 @@ from ..database import (
     Sessions,
     SessionState,
     SettingAdvice,
+    TableInfo,
     Unavailable,
 )
 from .raw.cursor import execute, fetch, name_statements
@@ -325,44 +326,46 @@ class PostgresqlSchema(Schema):
             sql += f"; ALTER TABLE {quoted} DROP COLUMN body_string"
         return sql
 
-    def drift(self, connection: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> list[Drift]:
-        # Catalog only.
-        name, quoted = quote_table(table).replace("%%", "%"), connection.ops.quote_name(table)
-        rows = fetch(connection, "SELECT reloptions FROM pg_class WHERE oid = to_regclass(%s)", (name,))
-        if not rows:
-            return []  # the table is missing: migrations report that
-        found = dict(option.split("=", 1) for option in rows[0][0] or [])
+    def tables(self, connection: Any, names: Sequence[str]) -> dict[str, TableInfo]:
+        # Catalog only, by keys. Not Django's introspection, which finds no table of another schema.
+        quoted = {quote_table(name).replace("%%", "%"): name for name in names}
+        sql = (
+            "SELECT t.name, c.reloptions, array_agg(a.attname::text) FROM unnest(%s::text[]) AS t(name) "
+            "JOIN pg_class c ON c.oid = to_regclass(t.name) JOIN pg_attribute a ON a.attrelid = c.oid "
+            "WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY t.name, c.oid, c.reloptions"
+        )
+        found = {}
+        for name, reloptions, columns in fetch(connection, sql, (list(quoted),)):
+            options = dict(option.split("=", 1) for option in reloptions or [])
+            found[quoted[name]] = TableInfo(tuple(columns), options, {})
+        # Of an expression (``Priority64Index``) the column that it begins with.
+        expression = r"substring(pg_get_indexdef(x.indexrelid, k.n::int, true) from '^\(*\"?(.*?)\"? # ')"
+        sql = (
+            f"SELECT t.name, i.relname, array_agg(coalesce(a.attname::text, {expression}, '') ORDER BY k.n), "
+            "x.indisvalid, x.indpred IS NOT NULL FROM unnest(%s::text[]) AS t(name) "
+            "JOIN pg_index x ON x.indrelid = to_regclass(t.name) JOIN pg_class i ON i.oid = x.indexrelid "
+            "CROSS JOIN LATERAL unnest(x.indkey::int2[]) WITH ORDINALITY AS k(attnum, n) "
+            "LEFT JOIN pg_attribute a ON k.attnum > 0 AND a.attrelid = x.indrelid AND a.attnum = k.attnum "
+            "WHERE k.n <= x.indnkeyatts GROUP BY t.name, i.relname, x.indisvalid, x.indpred IS NOT NULL"
+        )
+        for name, index, columns, valid, partial in fetch(connection, sql, (list(quoted),)):
+            if (table := found.get(quoted[name])) is not None:  # else made since
+                table.indexes[index] = IndexInfo(tuple(columns), valid, partial)
+        return found
+
+    def drift(
+        self, connection: Any, table: str, there: TableInfo, seq: str, body: str, options: dict[str, Any]
+    ) -> list[Drift]:
+        found, quoted = there.options, connection.ops.quote_name(table)
         different = [
             Drift(f"{key} is {found.get(key, 'not set')} instead of {value}", self._set_storage(quoted, options))
             for key, value in self._storage(options).items()
             if key not in found or float(found[key]) != float(value)
         ]
-        columns = fetch(
-            connection,
-            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'body_string' AND NOT "
-            "attisdropped",
-            (name,),
-        )
-        if options["body_string"] and not columns:
+        if options["body_string"] and "body_string" not in there.columns:
             remedy = self._add_body_string(quoted, connection.ops.quote_name(body))
             different.append(Drift("the generated column body_string is missing", remedy))
         return different
-
-    def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
-        # Catalog only. Not Django's introspection, which finds no table of another schema. Of an expression
-        # (``Priority64Index``) the column that it begins with.
-        expression = r"substring(pg_get_indexdef(x.indexrelid, k.n::int, true) from '^\(*\"?(.*?)\"? # ')"
-        sql = (
-            f"SELECT i.relname, array_agg(coalesce(a.attname::text, {expression}, '') ORDER BY k.n), "
-            "x.indisvalid, x.indpred IS NOT NULL FROM pg_index x "
-            "JOIN pg_class i ON i.oid = x.indexrelid "
-            "CROSS JOIN LATERAL unnest(x.indkey::int2[]) WITH ORDINALITY AS k(attnum, n) "
-            "LEFT JOIN pg_attribute a ON k.attnum > 0 AND a.attrelid = x.indrelid AND a.attnum = k.attnum "
-            "WHERE x.indrelid = to_regclass(%s) AND k.n <= x.indnkeyatts GROUP BY i.relname, x.indisvalid, x.indpred "
-            "IS NOT NULL"
-        )
-        rows = fetch(connection, sql, (quote_table(table).replace("%%", "%"),))
-        return {name: IndexInfo(tuple(columns), valid, partial) for name, columns, valid, partial in rows}
 
     def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:
         return f"ALTER INDEX {connection.ops.quote_name(old)} RENAME TO {connection.ops.quote_name(new)}"

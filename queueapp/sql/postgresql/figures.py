@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from ..claims import MAX_SEQ
-from ..figures import Figures, Head, Level, WorkersWanted
+from ..figures import MAX_HEADS, Figures, Head, HeadQuery, Level, WorkersWanted, union_of_heads
 from .claims import NOT_IN_FLIGHT, PostgresqlClaims, Where
 from .raw.plan_guard import fetch_unsorted
 from .statements import Statements, TableText, to_utc, unevaluated
 
+_NUMBER = itemgetter(0)
 #: A foreign writer may have stored ``infinity``, which has no age.
 _EPOCH = "'epoch'::timestamptz"
 
@@ -21,16 +24,24 @@ class PostgresqlFigures(Statements, Figures):
         super().__init__(text)
         self._claims = claims
 
-    def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
+    def head_query(self, limit: int, level: Level = ()) -> HeadQuery:
         # Index: as ``_head``. Safe: a plain read.
-        sql = (
-            "SELECT count(*), count(*) FILTER (WHERE h.state IN ('free', 'lease expired')), "
+        text = (
+            "count(*), count(*) FILTER (WHERE h.state IN ('free', 'lease expired')), "
             "count(*) FILTER (WHERE h.state = 'leased'), count(*) FILTER (WHERE h.state = 'lease expired'), "
             "count(*) FILTER (WHERE h.state = 'expired'), "
             "max(h.age) FILTER (WHERE h.state IN ('free', 'lease expired')), coalesce(min(h.seq), 0) "
             f"FROM ({self._head('', level)}) AS h(seq, state, age)"
         )
-        return Head(*self._by_index(connection, sql, (*self._level(level), limit))[0])
+        return HeadQuery(text, (*self._level(level), limit))
+
+    @staticmethod
+    def heads(connection: Any, queries: Sequence[HeadQuery]) -> list[Head]:
+        found: list[Head] = []
+        for begin in range(0, len(queries), MAX_HEADS):
+            rows = fetch_unsorted(connection, *union_of_heads(queries[begin : begin + MAX_HEADS]))
+            found += [Head(*row[1:]) for row in sorted(rows, key=_NUMBER)]
+        return found
 
     def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
         # Index: as ``_head``. Safe: a plain read. The state is filtered outside: a million leased rows are not scanned.

@@ -25,10 +25,11 @@ from ..database import (
     Sessions,
     SessionState,
     SettingAdvice,
+    TableInfo,
     Unavailable,
 )
 from .errors import LockRefused, error_kind
-from .statements import execute, fetch, quote_table, set_option
+from .statements import execute, fetch, json_of, quote_table, set_option
 
 #: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not
 #: end before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
@@ -202,46 +203,52 @@ class SqlServerSchema(Schema):
             statements.append(f"ALTER TABLE {quoted} DROP COLUMN {dropped}")
         return "; ".join(statements) or _NO_DDL
 
-    def drift(self, connection: Any, table: str, seq: str, body: str, options: dict[str, Any]) -> list[Drift]:
-        name, quoted = _name(table), connection.ops.quote_name(table)
-        # Catalog only: the computed columns that the migration makes.
-        sql = "SELECT [name] FROM sys.columns WHERE [object_id] = OBJECT_ID(%s)"
-        columns = {row[0].lower() for row in fetch(connection, sql, (name,))}
-        if not columns:
-            return []  # the table is missing: migrations report that
+    def tables(self, connection: Any, names: Sequence[str]) -> dict[str, TableInfo]:
+        quoted = {_name(name): name for name in names}
+        given = "FROM OPENJSON(%s) WITH ([name] nvarchar(776) '$') AS t"
+        # Catalog only.
+        sql = f"SELECT t.[name], c.[name] {given} INNER JOIN sys.columns AS c ON c.[object_id] = OBJECT_ID(t.[name])"
+        columns: dict[str, list[str]] = {}
+        for name, column in fetch(connection, sql, (json_of(list(quoted)),)):
+            columns.setdefault(quoted[name], []).append(column)
+        found = {name: TableInfo(tuple(listed), {}, {}) for name, listed in columns.items()}
+        # Catalog only. A disabled index may not be named in a hint (315), and a filtered one does not serve any claim
+        # (8622). The second property is NULL on a server that is older than it.
+        sql = (
+            "SELECT t.[name], i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int), "
+            "CAST(i.[is_primary_key] AS int), INDEXPROPERTY(i.[object_id], i.[name], 'IndexFillFactor'), "
+            f"INDEXPROPERTY(i.[object_id], i.[name], 'IsOptimizedForSequentialKey') {given} "
+            "INNER JOIN sys.indexes AS i ON i.[object_id] = OBJECT_ID(t.[name]) "
+            "INNER JOIN sys.index_columns AS ic ON ic.[object_id] = i.[object_id] AND ic.[index_id] = i.[index_id] "
+            "INNER JOIN sys.columns AS c ON c.[object_id] = ic.[object_id] AND c.[column_id] = ic.[column_id] "
+            "WHERE ic.[key_ordinal] > 0 ORDER BY t.[name], i.[index_id], ic.[key_ordinal]"
+        )
+        for name, index, column, disabled, filtered, primary, fill_factor, sequential in fetch(
+            connection, sql, (json_of(list(quoted)),)
+        ):
+            if (table := found.get(quoted[name])) is None:
+                continue  # made since
+            before = table.indexes[index].columns if index in table.indexes else ()
+            table.indexes[index] = IndexInfo((*before, column), usable=not disabled, filtered=bool(filtered))
+            if primary:
+                table.options.update(fill_factor=fill_factor, sequential=sequential)
+        return found
+
+    def drift(
+        self, connection: Any, table: str, there: TableInfo, seq: str, body: str, options: dict[str, Any]
+    ) -> list[Drift]:
+        columns, quoted = {name.lower() for name in there.columns}, connection.ops.quote_name(table)
         found = [
             Drift(f"the computed column {column} is missing", f"ALTER TABLE {quoted} ADD [{column}] AS {expression}")
             for column, expression in self._computed(connection.ops.quote_name, seq, body, options).items()
             if column.lower() not in columns
         ]
-        # Catalog only: the primary key. The second property is NULL on a server that is older than it.
-        sql = (
-            "SELECT INDEXPROPERTY(i.[object_id], i.[name], 'IndexFillFactor'), "
-            "INDEXPROPERTY(i.[object_id], i.[name], 'IsOptimizedForSequentialKey') "
-            "FROM sys.indexes AS i WHERE i.[object_id] = OBJECT_ID(%s) AND i.[is_primary_key] = 1"
-        )
-        for fill_factor, sequential in fetch(connection, sql, (name,)):
-            if sequential == 0:
-                problem = f"{_SEQUENTIAL} of the primary key is off: many senders wait for each other at its last page"
-                found.append(Drift(problem, _set_sequential(quoted, "ON")))
-            if fill_factor not in _FULL:
-                problem = f"the fill factor of the primary key is {fill_factor} instead of 100"
-                found.append(Drift(problem, f"ALTER INDEX ALL ON {quoted} REBUILD WITH (FILLFACTOR = 100)"))
-        return found
-
-    def indexes(self, connection: Any, table: str) -> dict[str, IndexInfo]:
-        # Catalog only. A disabled index may not be named in a hint (315), and a filtered one does not serve any claim
-        # (8622).
-        sql = (
-            "SELECT i.[name], c.[name], CAST(i.[is_disabled] AS int), CAST(i.[has_filter] AS int) FROM sys.indexes AS "
-            "i INNER JOIN sys.index_columns AS ic ON ic.[object_id] = i.[object_id] AND ic.[index_id] = i.[index_id] "
-            "INNER JOIN sys.columns AS c ON c.[object_id] = ic.[object_id] AND c.[column_id] = ic.[column_id] "
-            "WHERE i.[object_id] = OBJECT_ID(%s) AND ic.[key_ordinal] > 0 ORDER BY i.[index_id], ic.[key_ordinal]"
-        )
-        found: dict[str, IndexInfo] = {}
-        for name, column, disabled, filtered in fetch(connection, sql, (_name(table),)):
-            columns = found[name].columns if name in found else ()
-            found[name] = IndexInfo((*columns, column), usable=not disabled, filtered=bool(filtered))
+        if there.options.get("sequential") == 0:
+            problem = f"{_SEQUENTIAL} of the primary key is off: many senders wait for each other at its last page"
+            found.append(Drift(problem, _set_sequential(quoted, "ON")))
+        if (fill_factor := there.options.get("fill_factor", 0)) not in _FULL:
+            problem = f"the fill factor of the primary key is {fill_factor} instead of 100"
+            found.append(Drift(problem, f"ALTER INDEX ALL ON {quoted} REBUILD WITH (FILLFACTOR = 100)"))
         return found
 
     def rename_index(self, connection: Any, table: str, old: str, new: str) -> str:

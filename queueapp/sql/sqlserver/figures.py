@@ -3,12 +3,15 @@ other, under any READ_COMMITTED_SNAPSHOT setting. Locked rows are skipped, so th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
-from ..figures import Figures, Head, Level, WorkersWanted
+from ..figures import MAX_HEADS, Figures, Head, HeadQuery, Level, WorkersWanted, union_of_heads
 from .statements import LOOKING, Statements, fetch, quote, unevaluated
 
 _WAITING = "h.[state] IN ('free', 'lease expired')"
+_NUMBER = itemgetter(0)
 #: A priority as a parameter: a bigint would make the comparison a range to the optimizer.
 _AS = {"recipient": "%s", "priority": "CAST(%s AS smallint)"}
 
@@ -16,16 +19,24 @@ _AS = {"recipient": "%s", "priority": "CAST(%s AS smallint)"}
 class SqlServerFigures(Statements, Figures):
     """Estimates of one queue."""
 
-    def head(self, connection: Any, limit: int, level: Level = ()) -> Head:
+    def head_query(self, limit: int, level: Level = ()) -> HeadQuery:
         # Index: as ``_head``. Safe: LOOKING.
-        sql = (
-            f"SELECT COUNT(*), COUNT(CASE WHEN {_WAITING} THEN 1 END), COUNT(CASE WHEN h.[state] = 'leased' THEN 1 "
+        text = (
+            f"COUNT(*), COUNT(CASE WHEN {_WAITING} THEN 1 END), COUNT(CASE WHEN h.[state] = 'leased' THEN 1 "
             "END), "
             "COUNT(CASE WHEN h.[state] = 'lease expired' THEN 1 END), COUNT(CASE WHEN h.[state] = 'expired' THEN 1 "
             "END), "
             f"MAX(CASE WHEN {_WAITING} THEN h.[age] END), COALESCE(MIN(h.[seq]), 0) FROM ({self._head('', level)}) AS h"
         )
-        return Head(*fetch(connection, sql, (limit, *level))[0])
+        return HeadQuery(text, (limit, *level))
+
+    @staticmethod
+    def heads(connection: Any, queries: Sequence[HeadQuery]) -> list[Head]:
+        found: list[Head] = []
+        for begin in range(0, len(queries), MAX_HEADS):
+            rows = fetch(connection, *union_of_heads(queries[begin : begin + MAX_HEADS]))
+            found += [Head(*row[1:]) for row in sorted(rows, key=_NUMBER)]
+        return found
 
     def head_types(self, connection: Any, limit: int, level: Level = ()) -> list[tuple[str, int | None]]:
         # Index: as ``_head``. Safe: LOOKING.

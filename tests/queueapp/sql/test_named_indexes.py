@@ -16,7 +16,8 @@ from sqlglot import exp
 from queueapp.models import DelayedMessage
 from queueapp.operations import schema_check
 from queueapp.sql import backend_of
-from queueapp.sql.database import SettingAdvice
+from queueapp.sql.database import IndexInfo, SettingAdvice
+from queueapp.sql.sqlserver.statements import quote_table
 from queueapp.sql.tables import QueueTable
 from tests.in_process_worker import real_commits
 from tests.queueapp.sql.server import Server, levels
@@ -30,13 +31,17 @@ Rows = list[tuple[Any, ...]]
 
 def index(name: str, *columns: str, disabled: int = 0, filtered: int = 0) -> Rows:
     """An index as the catalog of a SQL Server has it."""
-    return [(name, column, disabled, filtered) for column in columns]
+    return [(name, column, disabled, filtered, 0, 0, None) for column in columns]
+
+
+def primary_key(name: str, column: str) -> Rows:
+    return [(name, column, 0, 0, 1, 0, 1)]
 
 
 def rest(model: Any) -> Rows:
     """The other indexes of a queue."""
     own_value = [index for index in model._meta.indexes if not index.name.endswith("_claim")]
-    return [("PK__orders", "seq", 0, 0)] + [
+    return primary_key("PK__orders", "seq") + [
         row for item in own_value for row in index(item.name, *item.fields, filtered=1)
     ]
 
@@ -44,9 +49,11 @@ def rest(model: Any) -> Rows:
 @pytest.fixture
 def inspected() -> Iterator[Any]:
     def inspect(model: Any, *there: Rows) -> list[schema_check.Finding]:
-        answers = [[row for rows in there for row in rows], [("seq",), ("RowVersion",)], [(0, 1)]]
-        connections["recorded"] = never_connected(Recorder(answers=answers))
-        return schema_check.inspect(model, "recorded")
+        name = quote_table(model._meta.db_table)
+        columns = [(name, column) for column in ("seq", "RowVersion") if there]
+        indexes = [(name, *row) for rows in there for row in rows]
+        connections["recorded"] = never_connected(Recorder(answers=[columns, indexes]))
+        return schema_check.inspect([model], "recorded")
 
     yield inspect
     with suppress(AttributeError):  # where the driver cannot be loaded there is none
@@ -94,7 +101,7 @@ def test_index_that_is_not_what_its_name_states_is_made_anew(inspected: Any, cla
 
 
 def test_index_that_no_statement_names_may_have_any_name(inspected: Any) -> None:
-    by_hand = index("by hand", "expires"), [("PK", "seq", 0, 0)]
+    by_hand = index("by hand", "expires"), primary_key("PK", "seq")
     assert inspected(AddressedUrgent, *by_hand, index(CLAIM, *AS_IT_IS)) == []
 
 
@@ -109,7 +116,7 @@ def test_index_of_the_delayed_messages_is_named_too(inspected: Any) -> None:
 
 def test_missing_and_foreign_tables_are_not_reported(inspected: Any) -> None:
     assert inspected(AddressedUrgent) == []
-    assert inspected(ForeignSqlServer, [("PK", "RowVersion", 0, 0)]) == []
+    assert inspected(ForeignSqlServer, primary_key("PK", "RowVersion")) == []
 
 
 # -- settings of the database ------------------------------------------------------------------------------------------
@@ -143,6 +150,10 @@ def test_worker_reports_all_settings_and_what_is_missing(monkeypatch: pytest.Mon
 # -- on the databases there are ----------------------------------------------------------------------------------------
 
 
+def indexes_of(server: Server, model: Any) -> dict[str, IndexInfo]:
+    return server.backend.schema.tables(server.connection, [model._meta.db_table])[model._meta.db_table].indexes
+
+
 @contextmanager
 def without_claim_index(server: Server) -> Iterator[None]:
     (claim,) = (index for index in AddressedUrgent._meta.indexes if index.name == CLAIM)
@@ -151,7 +162,7 @@ def without_claim_index(server: Server) -> Iterator[None]:
     try:
         yield
     finally:
-        if CLAIM not in server.backend.schema.indexes(server.connection, AddressedUrgent._meta.db_table):
+        if CLAIM not in indexes_of(server, AddressedUrgent):
             with server.connection.schema_editor() as editor:
                 editor.add_index(AddressedUrgent, claim)
 
@@ -162,18 +173,18 @@ def taken(server: Server) -> int:
 
 def test_tables_that_were_migrated_lack_nothing(server: Server) -> None:
     for model in (AddressedUrgent, Leased, DelayedMessage):
-        assert schema_check.inspect(model, server.alias) == []
-        there = server.backend.schema.indexes(server.connection, model._meta.db_table)
+        assert schema_check.inspect([model], server.alias) == []
+        there = indexes_of(server, model)
         assert {index.name for index in model._meta.indexes} <= there.keys()
 
 
 def test_missing_index_is_fixed_by_what_is_reported(server: Server) -> None:
     server.put(AddressedUrgent, 2)
     with without_claim_index(server):
-        (found,) = schema_check.inspect(AddressedUrgent, server.alias)
+        (found,) = schema_check.inspect([AddressedUrgent], server.alias)
         server.run(found.remedy)
 
-        assert schema_check.inspect(AddressedUrgent, server.alias) == []
+        assert schema_check.inspect([AddressedUrgent], server.alias) == []
         assert taken(server) == 2
 
 
@@ -182,7 +193,7 @@ def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
     connection, table = server.connection, AddressedUrgent._meta.db_table
     server.run(server.backend.schema.rename_index(connection, table, CLAIM, "by_another_name"))
     try:
-        found = schema_check.inspect(AddressedUrgent, server.alias)
+        found = schema_check.inspect([AddressedUrgent], server.alias)
         assert len(found) == server.backend.schema.names_indexes
         server.run(
             found[0].remedy
@@ -190,8 +201,8 @@ def test_renamed_index_matters_where_statements_name_it(server: Server) -> None:
             else server.backend.schema.rename_index(connection, table, "by_another_name", CLAIM)
         )
     finally:
-        if "by_another_name" in server.backend.schema.indexes(connection, table):
+        if "by_another_name" in indexes_of(server, AddressedUrgent):
             server.run(server.backend.schema.rename_index(connection, table, "by_another_name", CLAIM))
 
-    assert schema_check.inspect(AddressedUrgent, server.alias) == []
+    assert schema_check.inspect([AddressedUrgent], server.alias) == []
     assert taken(server) == 2

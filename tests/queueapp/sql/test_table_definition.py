@@ -134,25 +134,30 @@ def test_index_options_are_those_that_the_server_knows(version: int, azure: bool
 def drift(options: dict[str, Any], *answers: list[tuple[Any, ...]]) -> list[Drift]:
     recorder = Recorder(answers=list(answers))
     connection = never_connected(recorder)
-    found = backend_of(connection).schema.drift(connection, "orders", "seq", "body", options)
+    schema = backend_of(connection).schema
+    there = schema.tables(connection, ["orders"])
     for statement in recorder.statements:
         assert [type(statement) for statement in parsed(statement.sql)] == [exp.Select]
-        assert statement.params == ("[orders]",)
-    return found
+        assert statement.params == ('["[orders]"]',)
+    return schema.drift(connection, "orders", there["orders"], "seq", "body", options) if there else []
 
 
-COLUMNS = [("seq",), ("BODY",), ("rowversion",)]
+COLUMNS = [("[orders]", "seq"), ("[orders]", "BODY"), ("[orders]", "rowversion")]
+
+
+def primary_key(fill_factor: int, sequential: int | None) -> list[tuple[Any, ...]]:
+    return [("[orders]", "PK", "seq", 0, 0, 1, fill_factor, sequential)]
 
 
 @pytest.mark.parametrize("full", [0, 100])
 @pytest.mark.parametrize("sequential", [1, None], ids=["on", "server that has no such option"])
 def test_table_with_its_options_has_not_drifted(full: int, sequential: int | None) -> None:
-    assert drift(OPTIONS, COLUMNS, [(full, sequential)]) == []
-    assert drift(OPTIONS, []) == [], "no table is not ours to tell"
+    assert drift(OPTIONS, COLUMNS, primary_key(full, sequential)) == []
+    assert drift(OPTIONS, [], []) == [], "no table is not ours to tell"
 
 
 def test_each_drift_has_the_statement_that_fixes_it() -> None:
-    column, key, full = drift(OPTIONS | {"body_string": True}, COLUMNS, [(80, 0)])
+    column, key, full = drift(OPTIONS | {"body_string": True}, COLUMNS, primary_key(80, 0))
 
     assert [type(statement) for statement in parsed(column.remedy)] == [exp.Alter]
     assert column.remedy == "ALTER TABLE [orders] ADD [BodyString] AS CAST([body] AS varchar(max))"
@@ -241,8 +246,14 @@ def test_table_that_was_migrated_has_not_drifted(server: Server) -> None:
     for queue in (Leased, Readable):
         (options,) = [c for c in queue._meta.constraints if isinstance(c, TableOptions)]
         table = queue._meta.db_table
-        assert server.backend.schema.drift(server.connection, table, "seq", "body", options.options()) == []
-    assert server.backend.schema.drift(server.connection, "no_such_table", "seq", "body", OPTIONS) == []
+        assert drift_of(server, table, options.options()) == []
+    assert server.backend.schema.tables(server.connection, ["no_such_table"]) == {}
+
+
+def drift_of(server: Server, table: str, options: dict[str, Any]) -> list[Drift]:
+    schema = server.backend.schema
+    there = schema.tables(server.connection, [table])[table]
+    return schema.drift(server.connection, table, there, "seq", "body", options)
 
 
 def test_table_that_drifted_is_fixed_by_what_is_reported(server: Server) -> None:
@@ -260,13 +271,13 @@ def test_table_that_drifted_is_fixed_by_what_is_reported(server: Server) -> None
         with connection.cursor() as cursor:
             cursor.execute(statement)
 
-    found = server.backend.schema.drift(connection, table, "seq", "body", wanted)
+    found = drift_of(server, table, wanted)
     try:
         assert len(found) == len(broken) + 1
         for item in found:
             with connection.cursor() as cursor:
                 cursor.execute(item.remedy)
-        assert server.backend.schema.drift(connection, table, "seq", "body", wanted) == []
+        assert drift_of(server, table, wanted) == []
     finally:
         with connection.cursor() as cursor:
             column = "[BodyString]" if server.vendor == "microsoft" else "body_string"

@@ -85,7 +85,7 @@ WHOLE_ROW = Row(0, new_id(), '{"h": "SECRET"}', b"SECRET", 1, 2, "SECRET", **_CA
 
 LEVELS = [SeqRange(3, 9, "SECRET", 2), SeqRange(4, 9, "SECRET", 1), SeqRange(5, 9, "SECRET", 0)]
 PEEKED = [[(0, 0, None, None)]]
-COUNTED = [[(0, 0, 0, 0, 0, None, 0)]]
+COUNTED = [[(0, 0, 0, 0, 0, 0, None, 0)]]
 DELAYED, POISON = StoreTable.of(DelayedMessage, "due"), StoreTable.of(PoisonMessage, "number")
 
 Verb = Callable[[SqlServerQueueSql, Any, Recorder], Any]
@@ -179,6 +179,13 @@ VERBS: dict[str, tuple[Verb, type[exp.Expression]]] = {
     "remove": (_after([], lambda s, c: s.failures.remove(c, [1, 2])), exp.Delete),
     "is empty": (_after([], lambda s, c: s.maintenance.is_empty(c)), exp.Select),
     "figures": (_after(COUNTED, lambda s, c: s.figures.head(c, 10_001)), exp.Select),
+    "figures of several": (
+        _after(
+            COUNTED,
+            lambda s, c: s.figures.heads(c, [s.figures.head_query(10_001, level) for level in ((), _level(s))]),
+        ),
+        exp.Union,
+    ),
     "figures of a level": (_after(COUNTED, lambda s, c: s.figures.head(c, 10_001, _level(s))), exp.Select),
     "types": (_after([[("{}", 5)]], lambda s, c: s.figures.head_types(c, 10_001)), exp.Select),
     "types of a level": (_after([[("{}", 5)]], lambda s, c: s.figures.head_types(c, 10_001, _level(s))), exp.Select),
@@ -481,7 +488,11 @@ BACKEND: dict[str, tuple[Callable[[SqlServerBackend, Any], Any], list[list[tuple
     "check": (lambda b, c: b.check_server(c), [[("16.0.1000.6", 2, 160)]], exp.Select),
     "migrations are over": (lambda b, c: b.schema.unlock_migrations(c), [], exp.Execute),
     "session": (_ask_for_state, [[(1, 1)]], exp.Select),
-    "indexes": (lambda b, c: b.schema.indexes(c, "SECRET].[orders"), [[("a_claim", "recipient", 0, 0)]], exp.Select),
+    "tables": (
+        lambda b, c: b.schema.tables(c, ["SECRET].[orders"]),
+        [[("[SECRET].[orders]", "seq")], [("[SECRET].[orders]", "a_claim", "recipient", 0, 0, 0, 0, None)]],
+        exp.Select,
+    ),
     "settings": (lambda b, c: b.schema.remarks(c), [[(0,)]], exp.Select),
     "connections": (lambda b, c: b.schema.connection_limits(c), [[(0, 7, 32767)]], exp.Select),
 }

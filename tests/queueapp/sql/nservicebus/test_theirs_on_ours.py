@@ -184,7 +184,7 @@ def test_their_script_leaves_a_table_of_ours_alone(server: Server, endpoint_at: 
     endpoint.create()
 
     assert server.seqs(Interop) == [seq]
-    assert schema_check.inspect(Interop, server.alias) == []
+    assert schema_check.inspect([Interop], server.alias) == []
     endpoint.drop(endpoint.delayed)
 
 
@@ -222,15 +222,15 @@ def test_an_endpoint_that_starts_misses_one_index_on_any_other_queue(server: Ser
 
 def test_the_index_that_it_looks_for_is_missed_with_the_statement_that_makes_it(server: Server) -> None:
     if server.vendor != "microsoft":
-        assert schema_check.inspect(Interop, server.alias) == []
+        assert schema_check.inspect([Interop], server.alias) == []
         return
     server.run(f"DROP INDEX Index_RowVersion ON {Interop._meta.db_table}")
 
-    (found,) = schema_check.inspect(Interop, server.alias)
+    (found,) = schema_check.inspect([Interop], server.alias)
 
     assert "NServiceBus looks for" in found.problem
     server.run(found.remedy)
-    assert schema_check.inspect(Interop, server.alias) == []
+    assert schema_check.inspect([Interop], server.alias) == []
 
 
 def test_a_table_with_a_readable_body_and_an_odd_name_is_received_as_well(
