@@ -17,6 +17,15 @@ class QueueError(Exception):
     """Base of all errors of queueapp."""
 
 
+def shortened(value: Any) -> str:
+    """A value for the text of an error; one of 100,000 characters by its beginning."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError) as error:  # nested 1,000 deep; an integer of 5,000 digits
+        return f"<{type(value).__qualname__}: {error}>"
+    return text if len(text) <= 500 else f"{text[:200]}… ({len(text)} characters)"
+
+
 class InvalidOption(QueueError, ImproperlyConfigured):
     """A setting, a ``Delivery`` option or a consumer option has a value that is not accepted.
 
@@ -28,7 +37,7 @@ class InvalidOption(QueueError, ImproperlyConfigured):
         self.option, self.value, self.accepted, self.where = option, value, accepted, where
         end = "" if accepted.endswith("?") else "."
         super().__init__(
-            f"{option} = {value!r} is not accepted: it must be {accepted}{end}" + (where and f" ({where})")
+            f"{option} = {shortened(value)} is not accepted: it must be {accepted}{end}" + (where and f" ({where})")
         )
 
     def at(self, where: str) -> InvalidOption:

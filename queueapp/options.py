@@ -97,3 +97,27 @@ def read_all(
     return {
         name: option.read(given[name], where) if name in given else option.default for name, option in table.items()
     }
+
+
+# -- texts that are compared with a column ---------------------------------------------------------------------------
+
+
+def is_storable(value: Any, longest: int) -> bool:
+    """Whether a text column of this length can hold a value: no NUL, and no half of a surrogate pair."""
+    if not isinstance(value, str) or len(value) > longest or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_text(name: str, value: Any, longest: int, *, shortest: int = 1) -> str:
+    """Return a text that a column of this length can hold, so that it can be looked up. Raises InvalidOption: the
+    database's own error would say neither which value it was nor what is accepted."""
+    if not is_storable(value, longest) or len(value) < shortest:
+        raise InvalidOption(
+            name, value, f"a text of {shortest} to {longest} characters, without NUL and halves of surrogate pairs"
+        )
+    return str(value)

@@ -17,6 +17,7 @@ from django.db import router, transaction
 from .. import registry
 from ..errors import ErasedMessage, InvalidMessage, InvalidOption, KeyMissing, UndecodableMessage
 from ..models import Now, SubjectKey
+from ..options import require_text
 from . import keyring
 
 #: Of the id of such a key, in a message's header.
@@ -66,10 +67,12 @@ def erase_subject(subject: str, *, using: str = "default") -> int:
     In the caller's transaction. Messages that are erased are discarded by their receivers, and never retried. A backup
     of the database that is older still has the key, and so may dead rows of the table until it is vacuumed.
 
+    Raises InvalidOption for what is no subject.
+
     >>> erase_subject("customer-7")  # doctest: +SKIP
     1
     """
-    keys = SubjectKey.objects.using(using).filter(subject=subject)
+    keys = SubjectKey.objects.using(using).filter(subject=require_text("subject", subject, LONGEST))
     return keys.update(wrapped=None, subject=None, key="", erased_at=Now())
 
 
@@ -124,8 +127,7 @@ def databases() -> list[str]:
 
 def find(subject: str, using: Iterable[str] | None = None) -> list[Found]:
     """The keys that there are. Raises InvalidOption for what is no subject, and no database of a queue."""
-    if not subject or len(subject) > LONGEST or "\0" in subject:
-        raise InvalidOption("subject", subject, f"a text of 1 to {LONGEST} characters, as `encrypt-for` has it")
+    require_text("subject", subject, LONGEST)
     known, found = databases(), []
     for alias in known if using is None else using:
         if alias not in known:

@@ -26,10 +26,11 @@ from .. import messages as wire
 from .. import notifier, registry
 from ..conf import settings
 from ..consuming.registry import registered
-from ..errors import InvalidMessage, MessageNotFound, QueueNotFound, UndecodableMessage
+from ..errors import InvalidMessage, InvalidOption, MessageNotFound, QueueNotFound, UndecodableMessage
 from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import DelayedMessage, Now, PoisonMessage
 from ..models.delivery.topics import content_type_of
+from ..options import is_storable
 from ..sending import dedupe
 from ..sql import backend_of, nonblocking, queue_sql
 from ..sql.message_columns import COUNTS, Row, message_values, row_from
@@ -218,7 +219,11 @@ def drop_old(retention: timedelta, *, using: str = "default") -> int:
 
 
 def find(numbers: Iterable[int] | None = None, *, using: str = "default", **filters: Any) -> QuerySet[PoisonMessage]:
-    """Unresolved poison messages by number, queue label, group key, ...: what ``requeue`` and ``archive`` take."""
+    """Unresolved poison messages by number, queue label, group key, ...: what ``requeue`` and ``archive`` take. Raises
+    InvalidOption for a text that no column can hold."""
+    for name, value in filters.items():
+        if isinstance(value, str) and not is_storable(value, len(value)):
+            raise InvalidOption(name, value, "a text without NUL and halves of surrogate pairs")
     found = PoisonMessage.objects.using(using).filter(status=PoisonMessage.Status.UNRESOLVED, **filters)
     return found if numbers is None else found.filter(number__in=list(numbers))
 

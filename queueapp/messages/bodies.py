@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..errors import InvalidMessage, UndecodableMessage
+from ..errors import InvalidMessage, UndecodableMessage, shortened
 from .body_filters import decompressed, is_wrapped, opened
 from .codecs import Codec, codec_for, codec_of, packed_decoder
 from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
@@ -78,7 +78,9 @@ def json_headers(cls: Any, headers: Mapping[str, str] | None = None) -> str:
     """The stored headers of messages whose bodies the database writes as JSON; ``cls`` None: they have no type. Raises
     InvalidMessage."""
     if cls is not None and not (isinstance(cls, type) and is_typed(cls)):
-        raise InvalidMessage(f"of = {cls!r} is not accepted: it must be a msgspec.Struct or a dataclass, or None.")
+        raise InvalidMessage(
+            f"of = {shortened(cls)} is not accepted: it must be a msgspec.Struct or a dataclass, or None."
+        )
     plain = _UNTYPED_HEADERS if cls is None else _plain_headers(cast("Hashable", cls))
     return _with(plain, headers) if headers else plain
 
@@ -88,7 +90,7 @@ def _with(plain: str, headers: Mapping[str, str]) -> str:
     try:
         merged.update(headers)
     except (TypeError, ValueError):
-        raise InvalidMessage(f"headers = {headers!r} is not accepted: it must be a dict of strings.") from None
+        raise InvalidMessage(f"headers = {shortened(headers)} is not accepted: it must be a dict of strings.") from None
     return encode_headers(merged)
 
 

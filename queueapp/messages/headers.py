@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ..errors import InvalidMessage, UndecodableMessage
+from ..errors import InvalidMessage, UndecodableMessage, shortened
 from .header_names import (
     ATTEMPTS,
     BASE_TYPES,
@@ -44,13 +44,22 @@ def encode_headers(headers: Mapping[str, str]) -> str:
     """Headers as they are stored. Raises InvalidMessage for what is not a string, or holds a NUL."""
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"Header {name!r} = {value!r}: header names and values must be strings.")
+            raise InvalidMessage(
+                f"Header {shortened(name)} = {shortened(value)}: header names and values must be strings."
+            )
         if "\0" in name or "\0" in value:
             raise InvalidMessage(f"Header {name!r} contains a NUL character, which a text column cannot hold.")
     try:
         return _encoder.encode(headers).decode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"A header is not valid Unicode: {error}.") from error
+        named = next(name for name, value in headers.items() if any(map(_is_half, (name, value))))
+        raise InvalidMessage(
+            f"Header {shortened(named)} = {shortened(headers[named])} is not valid Unicode: {error}."
+        ) from error
+
+
+def _is_half(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class _Head(msgspec.Struct):

@@ -14,7 +14,9 @@ from django.db import connections, router, transaction
 
 from .. import delayed, messages, notifier
 from ..errors import InvalidOption
+from ..messages import MAX_ADDRESS
 from ..models import DelayedMessage
+from ..options import require_text
 from ..sending import dedupe
 from ..sending.validation import alias_of
 from ..sql import nonblocking, queue_sql
@@ -72,6 +74,7 @@ def move_delayed(source: str, to: Any, *, using: str = "default", progress: Call
     """Let the delayed messages for a destination go to a queue when they are due; returns how many. A message whose
     dedupe key another one has in that queue stays. Raises InvalidOption, and MissingVerb for a store that cannot do
     it."""
+    require_text("source", source, MAX_ADDRESS)
     done, step = 0, delayed.readdress if to.delivery.dedupe_key is None else _readdress_keyed
     while count := step(source, to, using=using, limit=DELAYED_BATCH):
         done += count

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from django.db import Error, connections, router, transaction
 
 from .. import registry
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, shortened
 from ..failures.history import clean
 from ..models import Now, QueueControl, Subscriber
 from ..models.subscribers import parse_json_list
@@ -61,7 +61,9 @@ class Progress:
 
 def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress | None:
     """The progress of the handler of a message, as of the last heartbeat of its worker; None: it is not being handled,
-    or its handler reports none. ``using``: the queue's database (default: all databases with queues)."""
+    or its handler reports none. ``using``: the queue's database (default: all databases with queues). Raises
+    InvalidMessage for an id that is no UUID."""
+    _refuse_other_id(message_id)
     for alias in [using] if using is not None else _databases_with_queues():
         rows = Subscriber.objects.using(alias).filter(progress__contains=str(message_id), alive_until__gt=Now())
         for row in _as_of_now(alias, lambda rows=rows: list(rows.order_by("-heartbeat_at"))):  # type: ignore[misc]
@@ -69,6 +71,11 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
                 if handler.message_id == message_id:
                     return handler
     return None
+
+
+def _refuse_other_id(message_id: Any) -> None:
+    if not isinstance(message_id, uuid.UUID):
+        raise InvalidMessage(f"message_id = {shortened(message_id)} is not accepted: it must be a uuid.UUID.")
 
 
 def _as_of_now(alias: str, read: Callable[[], _ResultT]) -> _ResultT:
@@ -119,8 +126,7 @@ def cancel_running(
     still succeeds, the message is handled. A message that is not being handled stays as it is. ``queue``: its queue, so
     that the others are not asked; ``by``: the user for the admin's log.
     """
-    if not isinstance(message_id, uuid.UUID):
-        raise InvalidMessage(f"message_id = {message_id!r} is not accepted: it must be a uuid.UUID.")
+    _refuse_other_id(message_id)
     if queue is not None:
         targets: Iterable[tuple[str, str]] = [(alias_of(queue, using), queue._meta.label)]
     else:

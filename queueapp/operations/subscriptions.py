@@ -22,6 +22,7 @@ from ..messages import MAX_RECIPIENT
 from ..messages.escaping import in_one_line
 from ..models import DelayedMessage, Now, Subscription
 from ..models.subscribers import MAX_TYPE_NAME, new_mark
+from ..options import require_text
 from ..sending.validation import alias_of
 from ..sql import backend_of, queue_sql
 from ..sql.claims import MAX_SEQ, SeqRange
@@ -71,10 +72,8 @@ def subscribe(queue: Any, consumer: str, type_name: str = "", *, by: Any = None,
     it gets a copy of each message of a type. False: it was subscribed already. Raises InvalidOption."""
     alias = alias_of(queue, using)
     _refuse_without_recipients(queue)
-    if not consumer or len(consumer) > MAX_RECIPIENT or "\0" in consumer:
-        raise InvalidOption("consumer", consumer, f"a name of 1 to {MAX_RECIPIENT} characters")
-    if len(type_name) > MAX_TYPE_NAME or "\0" in type_name:
-        raise InvalidOption("type", type_name, f"the name of a message type, of at most {MAX_TYPE_NAME} characters")
+    require_text("consumer", consumer, MAX_RECIPIENT)
+    require_text("type", type_name, MAX_TYPE_NAME, shortest=0)
     with SubscriptionLock(queue, alias):
         new = bool(write(queue, alias, consumer, type_name, ()))
     if new:
@@ -212,6 +211,7 @@ def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None 
     """Delete the rows of a consumer: processes whose code does not have it make no more copies for it. Waiting copies
     stay. Returns how many rows were deleted. A process whose code has the consumer writes them again when it starts."""
     alias = alias_of(queue, using)
+    require_text("consumer", consumer, MAX_RECIPIENT)
     with SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label, consumer=consumer)
         gone = rows.delete()[0]
@@ -223,6 +223,7 @@ def unsubscribe(queue: Any, consumer: str, *, by: Any = None, using: str | None 
 def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None = None) -> int:
     """Delete the copies that wait for a consumer, delayed ones included; returns how many. Copies in flight stay."""
     alias = alias_of(queue, using)
+    require_text("consumer", consumer, MAX_RECIPIENT, shortest=0)
     gone = _each_batch(queue, alias, consumer, ())
     gone += _delayed(queue, alias, consumer).delete()[0]
     log(by, queue, f"Purged {gone} copies for consumer {consumer}.")
@@ -247,6 +248,10 @@ def rename(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | N
     consumer. Returns how many copies were moved."""
     alias = alias_of(queue, using)
     label = queue._meta.label
+    require_text("consumer", consumer, MAX_RECIPIENT)
+    require_text("to", to, MAX_RECIPIENT)
+    if to == consumer:
+        raise InvalidOption("to", to, "another name than the present one")
     with SubscriptionLock(queue, alias):
         rows = Subscription._default_manager.using(alias).filter(queue=label)
         for row in rows.filter(consumer=consumer):
@@ -275,6 +280,8 @@ def _delayed(queue: Any, alias: str, consumer: str) -> Any:
 
 def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
     """Raise InvalidMessage unless ``to`` is another consumer of the queue."""
+    require_text("consumer", consumer, MAX_RECIPIENT, shortest=0)
+    require_text("to", to, MAX_RECIPIENT)
     known = {registration.name for registration in registered.of(queue)}
     known |= set(
         Subscription._default_manager.using(alias).filter(queue=queue._meta.label).values_list("consumer", flat=True)
@@ -289,6 +296,7 @@ def require_consumer(queue: Any, alias: str, consumer: str, to: str) -> None:
 
 def require_known_consumer(queue: Any, alias: str, consumer: str) -> None:
     """Raise InvalidMessage for a name without a subscription and without waiting copies: usually a misspelt one."""
+    require_text("consumer", consumer, MAX_RECIPIENT, shortest=0)
     rows = Subscription._default_manager.using(alias).filter(queue=queue._meta.label)
     if rows.filter(consumer=consumer).exists() or _delayed(queue, alias, consumer).exists():
         return

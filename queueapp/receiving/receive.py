@@ -28,6 +28,7 @@ from ..flow.fairness import Capacity
 from ..flow.limited_claims import LimitedClaims, Subscription
 from ..flow.rate_limit import rate_limit_of
 from ..models.delivery import Semantics
+from ..options import require_text
 from ..sending import fanout, validation
 from ..sending.isolation import outside_transaction
 from ..sql import QueueSql, queue_sql
@@ -52,7 +53,7 @@ class Receive(Sequence[Message]):
     deletes what was acked. AT_MOST_ONCE: the messages are deleted when the block is entered; ack, cancel and expire
     only release a permit, where the queue counts them. The block is a subscriber of its own:
     ``max_per_subscription_backlog`` limits it as well. Raises InvalidOption for a ``max_backlog`` outside of 1 to
-    3,500.
+    3,500, and for a ``recipient`` that is no text of a recipient's length.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Receive(Sequence[Message]):
         self._period = lease_period
         if lease_period is not None:
             validation.milliseconds("lease_period", lease_period, low=1)
-        self._recipient = recipient
+        self._recipient = require_text("recipient", recipient, messages.MAX_RECIPIENT, shortest=0)
         self._batch = ReceiveBatch(queue, self.alias, messages.new_id() if client is None else _checked_client(client))
         self._atomic: AbstractContextManager[Any] | None = None
         self._messages: list[Message] = []

@@ -231,7 +231,7 @@ def _columns(name: Any, options: ScheduleOptions) -> dict[str, Any]:
 
 def refuse_bad_message(queue: Any, body: Any, headers: Mapping[str, str] | None, given: Mapping[str, Any]) -> None:
     """Raise what ``send`` would raise for these arguments, as far as that needs no query."""
-    dedupe.refuse_without(queue, given.get("dedupe_key"))
+    dedupe.refuse_without(queue, given.get("dedupe_key"), given.get("on_conflict"))
     dedupe.conflict_of(queue, given.get("on_conflict"))
     plain = {key: value for key, value in given.items() if key not in _NOT_COLUMNS}
     build_message(

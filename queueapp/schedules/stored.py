@@ -27,10 +27,11 @@ from ..consuming.registry import registered
 from ..errors import InvalidOption, QueueNotFound
 from ..failures.poison_store import is_transient
 from ..models import Misfire, Schedule
+from ..options import require_text
 from ..sending.send import send
 from ..sql import backend_of
 from . import declarations
-from .declarations import read_options
+from .declarations import MAX_NAME, read_options
 from .timing import Timing, delay_of
 
 log = logging.getLogger("queueapp.workers")
@@ -258,7 +259,7 @@ def _record_failure(alias: str, name: str, now: datetime, error: Exception) -> N
 def run_now(alias: str, name: str) -> uuid.UUID | None:
     """Send one message of a schedule at once, in the caller's transaction, or in one of its own; returns its id, None:
     there is no such schedule. Its next run stays as it is; a paused one may be run too."""
-    rows = Schedule.objects.using(alias).filter(name=name)
+    rows = Schedule.objects.using(alias).filter(name=require_text("name", name, MAX_NAME))
     with transaction.atomic(using=alias):
         row = rows.select_for_update().first()
         if row is None:
@@ -270,7 +271,8 @@ def run_now(alias: str, name: str) -> uuid.UUID | None:
 
 
 def pause(alias: str, names: Sequence[str]) -> int:
-    """Pause schedules; returns how many were running."""
+    """Pause schedules; returns how many were running. Raises InvalidOption for what is no name."""
+    names = [require_text("name", name, MAX_NAME) for name in names]
     return Schedule.objects.using(alias).filter(name__in=names, paused=False).update(paused=True)
 
 
@@ -278,7 +280,7 @@ def resume(alias: str, names: Sequence[str]) -> int:
     """Resume paused schedules from their next time on: a pause leaves nothing to make up for. Returns how many."""
     count = 0
     rows = Schedule.objects.using(alias)
-    for name in names:
+    for name in [require_text("name", name, MAX_NAME) for name in names]:
         with transaction.atomic(using=alias):
             row = rows.select_for_update().filter(name=name, paused=True).first()
             if row is None:

@@ -13,7 +13,7 @@ from django.db import connections, transaction
 
 from .. import messages, notifier
 from ..consuming.context import handling
-from ..errors import FilteredOut, InvalidMessage
+from ..errors import FilteredOut, InvalidMessage, shortened
 from ..messages.ids import as_uuid
 from ..models.delivery import OnConflict
 from ..sql.message_columns import RUN_LENGTH, Outgoing, Run, runs_of
@@ -55,7 +55,7 @@ def send_many(
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
     like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, carried)
-    if dedupe_key is not None or queue.delivery.dedupe_key is not None:
+    if dedupe_key is not None or on_conflict is not None or queue.delivery.dedupe_key is not None:
         return _send_keyed(queue, connection, bodies, headers, like, dedupe_key, on_conflict)
     runs = runs_for(queue, encoded(bodies, headers, queue.delivery.message_type), like, connection)
     with transaction.atomic(using=alias):
@@ -77,9 +77,11 @@ def _send_keyed(
 ) -> int:
     """``send_many`` of messages with keys: looks up a thousand keys at a time and stores the messages that are
     admitted."""
-    dedupe.refuse_without(queue, dedupe_key)
+    dedupe.refuse_without(queue, dedupe_key, on_conflict)
     if dedupe_key is not None and not callable(dedupe_key):
-        raise InvalidMessage(f"dedupe_key = {dedupe_key!r} is not accepted by send_many: a callable of the body.")
+        raise InvalidMessage(
+            f"dedupe_key = {shortened(dedupe_key)} is not accepted by send_many: a callable of the body."
+        )
     conflict, count = dedupe.conflict_of(queue, on_conflict), 0
     with transaction.atomic(using=connection.alias):
         for admitted, ids, keys in dedupe.admitted(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import delayed, messages
 from ..consuming.registry import registered
-from ..errors import DuplicateMessage, InvalidMessage, QueueError, UndecodableMessage
+from ..errors import DuplicateMessage, InvalidMessage, QueueError, UndecodableMessage, shortened
 from ..messages.ids import as_uuid
 from ..models import DelayedMessage, MessageKey
 from ..models.delivery.options import OnConflict
@@ -42,17 +42,22 @@ def key_of(queue: Any, body: Any, given: Key) -> str | None:
     found = given if given is not None else (declared if callable(declared) else None)
     key = found(body) if callable(found) else found
     if key is not None and (not isinstance(key, str) or not key):
-        raise InvalidMessage(f"dedupe_key = {key!r} is not accepted: it must be a text that is not empty, or None.")
+        raise InvalidMessage(
+            f"dedupe_key = {shortened(key)} is not accepted: it must be a text that is not empty, or None."
+        )
     return key
 
 
-def refuse_without(queue: Any, given: Key) -> None:
-    """Raise InvalidMessage for a key on a queue without keys."""
-    if given is not None and queue.delivery.dedupe_key is None:
-        raise InvalidMessage(
-            f"dedupe_key = {given!r} is not accepted by {queue._meta.label}: its messages have no keys "
-            "(Delivery.dedupe_key)."
-        )
+def refuse_without(queue: Any, given: Key, on_conflict: OnConflict | str | None = None) -> None:
+    """Raise InvalidMessage for a key, or what to do about an equal one, on a queue without keys."""
+    if queue.delivery.dedupe_key is not None:
+        return
+    for name, value in (("dedupe_key", given), ("on_conflict", on_conflict)):
+        if value is not None:
+            raise InvalidMessage(
+                f"{name} = {shortened(value)} is not accepted by {queue._meta.label}: its messages have no keys "
+                "(Delivery.dedupe_key)."
+            )
 
 
 def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
@@ -63,7 +68,7 @@ def conflict_of(queue: Any, given: OnConflict | str | None) -> OnConflict:
         return OnConflict(given)
     except ValueError:
         accepted = ", ".join(repr(choice.value) for choice in OnConflict)
-        raise InvalidMessage(f"on_conflict = {given!r} is not accepted: one of {accepted}.") from None
+        raise InvalidMessage(f"on_conflict = {shortened(given)} is not accepted: one of {accepted}.") from None
 
 
 def admit(queue: Any, connection: Any, key: str, identity: uuid.UUID, conflict: OnConflict) -> uuid.UUID | None:

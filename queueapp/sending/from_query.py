@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from .. import messages, notifier
 from ..consuming.context import handling
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, shortened
 from ..messages.types import CONSTANT_FACTORIES
 from ..sql import queue_sql
 from ..sql.inserts import REFUSED_VALUE, REFUSED_VALUES, Source
@@ -103,7 +103,7 @@ def _source(queue: Any, rows: Any, params: Sequence[Any] | None, connection: Any
         return Source(text.replace("%", "%%"), ()) if params is None else Source(text, tuple(params))
     if not isinstance(rows, QuerySet) or params is not None:
         accepted = "a queryset" if params is not None else "a queryset or a SELECT"
-        raise InvalidMessage(f"send_from({rows!r}) is not accepted: {accepted}.")
+        raise InvalidMessage(f"send_from({shortened(rows)}) is not accepted: {accepted}.")
     chosen: Any = rows
     if chosen._db is not None and chosen._db != connection.alias:
         raise InvalidMessage(

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from .. import delayed, messages, notifier, registry
 from ..consuming.context import handling
-from ..errors import InvalidMessage, NotMigrated
+from ..errors import InvalidMessage, NotMigrated, shortened
 from ..models import DelayedMessage
 from ..models.delivery import OnConflict
 from ..sql import ErrorKind, backend_of, queue_sql
@@ -82,7 +82,7 @@ def send(
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send, queue._meta.label, locals())
     if not isinstance(isolated, bool):
-        raise InvalidMessage(f"isolated = {isolated!r} is not accepted: True or False.")
+        raise InvalidMessage(f"isolated = {shortened(isolated)} is not accepted: True or False.")
     identity = message_id or messages.new_id()
     message = build_message(
         queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, carried
@@ -91,6 +91,9 @@ def send(
     key = None
     if dedupe_key is not None or queue.delivery.dedupe_key is not None:
         key = dedupe.key_of(queue, body, dedupe_key)
+    if on_conflict is not None:
+        dedupe.refuse_without(queue, None, on_conflict)
+        dedupe.conflict_of(queue, on_conflict)
     if delayed_in is not None:
         if key is not None and delayed_in != alias:
             raise InvalidMessage(
@@ -204,7 +207,7 @@ def insert_once(
     DuplicateMessage."""
     if (delay is not None or at is not None) and not delayed.is_built_in(delayed.store_of(connection.alias)):
         raise InvalidMessage(
-            f"dedupe_key = {key!r} is not accepted with delay or at: what waits in the delayed store of "
+            f"dedupe_key = {shortened(key)} is not accepted with delay or at: what waits in the delayed store of "
             f"{connection.alias!r} (QUEUEAPP.DELAYED_STORE) cannot be looked up."
         )
     # No savepoint: it costs two round trips, and a refusal has changed nothing.
@@ -237,7 +240,7 @@ def when_due(delay: timedelta | None, at: datetime | None) -> int | datetime:
     if at is None:
         raise InvalidMessage("delayed_in goes with delay or at; delay=timedelta(0) forwards the message at once.")
     if not isinstance(at, datetime) or timezone.is_naive(at):
-        raise InvalidMessage(f"at = {at!r} is not accepted: it must be an aware datetime.")
+        raise InvalidMessage(f"at = {shortened(at)} is not accepted: it must be an aware datetime.")
     return _bounded(at)
 
 
@@ -246,7 +249,7 @@ def _store_for(queue: Any, alias: str, kept_in: str, isolated: bool, message: Ou
     store that one has, because the message has to commit with the caller's transaction there."""
     if kept_in not in queue.delivery.delayed_in:
         raise InvalidMessage(
-            f"delayed_in = {kept_in!r} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
+            f"delayed_in = {shortened(kept_in)} is not accepted by {queue._meta.label}, which lies in {alias!r}: its "
             f"Delivery.delayed_in = {queue.delivery.delayed_in!r} does not name that database, so no dispatcher would "
             "forward it."
         )
@@ -288,5 +291,5 @@ def _bounded(at: datetime) -> datetime:
     """A time that every table, time zone and later arithmetic can hold. Raises InvalidMessage for a later one."""
     now = datetime.now(UTC)  # Django's now() is naive without USE_TZ
     if at > now + FAR_FUTURE:
-        raise InvalidMessage(f"at = {at!r} is not accepted: it must be within 100 years from now.")
+        raise InvalidMessage(f"at = {shortened(at)} is not accepted: it must be within 100 years from now.")
     return max(at, now - FAR_FUTURE)  # due at once

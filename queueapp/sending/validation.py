@@ -14,10 +14,11 @@ from django.db import Error, connections, router, transaction
 
 from .. import messages
 from ..consuming.registry import registered
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, shortened
 from ..models import Now, Subscriber, Subscription
 from ..models.delivery import NEVER, OnConflict
 from ..models.subscribers import parse_json_list
+from ..options import is_storable
 from ..sql.claims import FOREVER_MS
 from ..sql.message_columns import SENT, Kind, MessageColumn, Outgoing
 
@@ -33,10 +34,12 @@ def alias_of(queue: Any, using: str | None = None) -> str:
 def milliseconds(name: str, value: timedelta, *, low: int = 0) -> int:
     """A duration in whole milliseconds. Raises InvalidMessage for a value that is no timedelta or out of bounds."""
     if not isinstance(value, timedelta):
-        raise InvalidMessage(f"{name} = {value!r} is not accepted: it must be a timedelta (a bare number has no unit).")
+        raise InvalidMessage(
+            f"{name} = {shortened(value)} is not accepted: it must be a timedelta (a bare number has no unit)."
+        )
     result = int(value / timedelta(milliseconds=1))
     if result < low or value > FAR_FUTURE:
-        raise InvalidMessage(f"{name} = {value!r} is not accepted: it must be from {low} ms to 100 years.")
+        raise InvalidMessage(f"{name} = {shortened(value)} is not accepted: it must be from {low} ms to 100 years.")
     return result
 
 
@@ -56,15 +59,15 @@ def build_outgoing(
     InvalidMessage."""
     delivery = queue.delivery
     if not isinstance(identity, uuid.UUID):
-        raise InvalidMessage(f"message_id = {identity!r} is not accepted: it must be a uuid.UUID.")
+        raise InvalidMessage(f"message_id = {shortened(identity)} is not accepted: it must be a uuid.UUID.")
     if delivery.priority and priority != 0:
         raise InvalidMessage(
-            f"priority = {priority!r} is not accepted by {queue._meta.label}: its expression decides "
+            f"priority = {shortened(priority)} is not accepted by {queue._meta.label}: its expression decides "
             f"(Delivery.priority = {delivery.priority!r})."
         )
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority < delivery.priorities:
         raise InvalidMessage(
-            f"priority = {priority!r} is not accepted by {queue._meta.label}: it must be from 0 to "
+            f"priority = {shortened(priority)} is not accepted by {queue._meta.label}: it must be from 0 to "
             f"{delivery.priorities - 1} (Delivery.priorities = {delivery.priorities})."
         )
     for name, value, longest in (
@@ -73,21 +76,13 @@ def build_outgoing(
         ("reply_to", reply_to, messages.MAX_ADDRESS),
     ):
         if value and not is_storable(value, longest):
-            raise InvalidMessage(f"{name} = {value!r} is not accepted: a string of at most {longest} characters.")
+            raise InvalidMessage(
+                f"{name} = {shortened(value)} is not accepted: a string of at most {longest} characters, without NUL "
+                "and halves of surrogate pairs."
+            )
     message_expires = _expires_ms(delivery, expires_in)
     message = Outgoing(identity, headers, body, message_expires, recipient, priority, correlation_id, reply_to)
     return message._replace(**_checked(carried)) if carried else message
-
-
-def is_storable(value: Any, longest: int) -> bool:
-    """Whether a text column of this length can hold a value: no NUL, and no half of a surrogate pair."""
-    if not isinstance(value, str) or len(value) > longest or "\0" in value:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
@@ -118,7 +113,7 @@ def _checked(carried: Mapping[str, Any]) -> dict[str, Any]:
         if not (value is None and column.default is None):
             fits, words = _KINDS[column.kind]
             if not fits(value, column):
-                raise InvalidMessage(f"{name} = {value!r} is not accepted: {words.format(column)}.")
+                raise InvalidMessage(f"{name} = {shortened(value)} is not accepted: {words.format(column)}.")
         checked[name] = value
     return checked
 

@@ -17,7 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from .. import messages, notifier
-from ..errors import FilteredOut, InvalidMessage
+from ..errors import FilteredOut, InvalidMessage, shortened
 from ..journal.append import Distribution, Journal, is_fed, is_journaled
 from ..messages.body_filters import wrapped_anew
 from ..models import DelayedMessage
@@ -290,7 +290,7 @@ def _named(topic: Any, body: Any) -> tuple[str, Any]:
     name = messages.type_name_of(type(topic))
     if not name:
         raise InvalidMessage(
-            f"publish({topic!r}) names no topic: a {type(topic).__qualname__} has no type to take one from (a "
+            f"publish({shortened(topic)}) names no topic: a {type(topic).__qualname__} has no type to take one from (a "
             "msgspec.Struct or a dataclass has). Write publish(topic, body)."
         )
     return name, topic
@@ -365,7 +365,7 @@ def _with_topic(headers: Mapping[str, str] | None, topic: str) -> dict[str, str]
     try:
         return {messages.TOPIC: topic} | dict(headers or {}) | {messages.TOPIC: topic}
     except (TypeError, ValueError):
-        raise InvalidMessage(f"headers = {headers!r} is not accepted: it must be a dict of strings.") from None
+        raise InvalidMessage(f"headers = {shortened(headers)} is not accepted: it must be a dict of strings.") from None
 
 
 def _message_type(queues: Sequence[Any]) -> str:

@@ -7,8 +7,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from ..errors import InvalidMessage
+from ..errors import InvalidMessage, shortened
 from ..models.delivery.topics import MAX_TOPIC, publish_target, topic_name, topic_pattern, underlying_topic
+from ..options import is_storable
 from ..registry import queues
 
 #: Topics whose queues are cached. Publishers may use any names, so not all are.
@@ -60,8 +61,11 @@ def resolve(name: str) -> str:
     >>> resolve("Orders")
     'Orders'
     """
-    if not isinstance(name, str) or not name or len(name) > MAX_TOPIC or "\0" in name:
-        raise InvalidMessage(f"topic = {name!r} is not accepted: a string of 1 to {MAX_TOPIC} characters.")
+    if not name or not is_storable(name, MAX_TOPIC):
+        raise InvalidMessage(
+            f"topic = {shortened(name)} is not accepted: a string of 1 to {MAX_TOPIC} characters, without NUL and "
+            "halves of surrogate pairs."
+        )
     return _routes(queues.version).target(name)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from queueapp import InvalidMessage, Queue
+from queueapp import InvalidMessage, Queue, publish
 from queueapp.sending.validation import BulkOptions, CarriedOptions, SendOptions
 from queueapp.sql.message_columns import SENT
 from tests.testapp.messages import Ping
-from tests.testapp.models import Leased, Urgent
+from tests.testapp.models import Keyed, Leased, Urgent
 
 pytestmark = pytest.mark.django_db
 
@@ -58,6 +58,48 @@ def test_a_number_that_json_does_not_have_is_refused_however_it_is_sent(number: 
         Leased.send_many([{"n": 1}, {"n": number}])
 
     assert not Leased.objects.exists()
+
+
+def nested() -> list[Any]:
+    found: list[Any] = []
+    for _ in range(2000):
+        found = [found]
+    return found
+
+
+SENDS = {
+    "send": lambda **options: Leased.send({"n": 1}, **options),
+    "send_many": lambda **options: Leased.send_many([{"n": 1}], **options),
+    "send_from": lambda **options: Leased.send_from(Urgent.objects.values("seq"), **options),
+    "publish": lambda **options: publish("Leased", {"n": 1}, **options),
+}
+
+
+@pytest.mark.parametrize("sent", SENDS)
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"h": nested()}, "Header 'h' = <list: maximum recursion depth.*>: header names and values must be strings"),
+        ({"h": 10**5000}, "Header 'h' = <int: Exceeds the limit.*>: header names and values must be strings"),
+        ({"h": 7}, "Header 'h' = 7: header names and values must be strings"),
+        ({"h": "\ud83d"}, r"Header 'h' = '\\ud83d' is not valid Unicode"),
+        ({"\ud83d": "h"}, r"Header '\\ud83d' = 'h' is not valid Unicode"),
+        ({"h": "a\0"}, "Header 'h' contains a NUL"),
+        (nested(), "headers = <list: maximum recursion depth.*> is not accepted: it must be a dict of strings"),
+    ],
+    ids=["nested", "huge", "number", "half a pair", "half a pair as name", "NUL", "no dict"],
+)
+def test_headers_that_cannot_be_stored_are_named_however_they_are_sent(sent: str, headers: Any, said: str) -> None:
+    with pytest.raises(InvalidMessage, match=said):
+        SENDS[sent](headers=headers)
+
+
+def test_what_to_do_about_an_equal_key_is_refused_where_there_are_no_keys() -> None:
+    for send in (SENDS["send"], SENDS["send_many"]):
+        with pytest.raises(InvalidMessage, match=r"on_conflict = 'ignore' is not accepted by testapp\.Leased"):
+            send(on_conflict="ignore")
+    with pytest.raises(InvalidMessage, match="on_conflict = 'ignroe' is not accepted: one of"):
+        Keyed.send({"n": 1}, on_conflict="ignroe")
 
 
 @pytest.mark.parametrize("isolated", ["yes", 1, None])
