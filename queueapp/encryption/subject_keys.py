@@ -17,7 +17,7 @@ from django.db import router, transaction
 from .. import registry
 from ..errors import ErasedMessage, InvalidMessage, InvalidOption, KeyMissing, UndecodableMessage
 from ..models import Now, SubjectKey
-from ..options import require_text
+from ..options import is_storable, require_text
 from . import keyring
 
 #: Of the id of such a key, in a message's header.
@@ -30,7 +30,7 @@ cipher: Callable[[bytes], Any] = lambda key: None  # noqa: E731
 
 def key_for(subject: Any, using: str) -> tuple[str, bytes]:
     """(id, key) of a subject, made when it is the first message of it. Raises InvalidMessage."""
-    if not isinstance(subject, str) or not subject or len(subject) > LONGEST or "\0" in subject:
+    if not subject or not is_storable(subject, LONGEST):
         raise InvalidMessage(f"encrypt-for = {subject!r} is not accepted: a text of 1 to {LONGEST} characters.")
     rows = SubjectKey.objects.using(using)
     row = rows.filter(subject=subject).first()

@@ -30,6 +30,7 @@ from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen, arity_greater
 from django.db import Error, connections, transaction
 
+from ...options import is_storable
 from ...sql import backend_of
 from ...sql.results import ChordPart
 from . import retrying
@@ -306,7 +307,7 @@ def is_id(task_id: Any) -> bool:
     """Whether a result can be stored under this id."""
     from .models import MAX_ID_LENGTH
 
-    return isinstance(task_id, str) and len(task_id) <= MAX_ID_LENGTH and "\0" not in task_id
+    return is_storable(task_id, MAX_ID_LENGTH)
 
 
 def in_ms(expires: float | timedelta | None) -> int | None:

@@ -14,6 +14,7 @@ from kombu.utils.json import dumps, loads
 
 from ...errors import InvalidMessage, UndecodableMessage
 from ...messages import CONTENT_TYPE, TYPE, decode_headers, encode_headers, new_id
+from ...options import is_storable
 from ...sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, SEQ, Claimed
 from ...sql.message_columns import Outgoing
 from .models import MAX_ID_LENGTH, MAX_NAME_LENGTH
@@ -47,9 +48,10 @@ def priority_level(priority: Any) -> int:
 
 def row_for(message: Mapping[str, Any], queue: str, ttl_ms: int | None = None) -> Outgoing:
     """The row of a message for one queue. ``ttl_ms``: the time limit of the queue. Raises InvalidMessage."""
-    if not queue or len(queue) > MAX_NAME_LENGTH or "\0" in queue:
+    if not queue or not is_storable(queue, MAX_NAME_LENGTH):
         raise InvalidMessage(
-            f"The queue {queue!r:.100} is not accepted: 1 to {MAX_NAME_LENGTH} characters without NUL."
+            f"The queue {queue!r:.100} is not accepted: 1 to {MAX_NAME_LENGTH} characters, without NUL and halves of "
+            "surrogate pairs."
         )
     return _row(message, queue, ttl_ms)
 

@@ -18,6 +18,7 @@ from django.db.models import F, Q
 
 from ...errors import InvalidMessage
 from ...models import DelayedMessage, Now
+from ...options import is_storable
 from ...sending.isolation import outside_transaction
 from . import ended_tasks
 from .models import MAX_KEY_LENGTH, MAX_NAME_LENGTH, Binding, BrokerQueue, DeclaredQueue, Exchange
@@ -34,8 +35,10 @@ def check_name(what: str, name: str, max_length: int) -> None:
     """Raise InvalidMessage for a name that no database stores."""
     if len(name) > max_length:
         raise InvalidMessage(f"The {what} {name!r:.100} is not accepted: at most {max_length} characters.")
-    if "\0" in name:
-        raise InvalidMessage(f"The {what} {name!r:.100} is not accepted: it has a NUL character.")
+    if not is_storable(name, max_length):
+        raise InvalidMessage(
+            f"The {what} {name!r:.100} is not accepted: it has a NUL character or half of a surrogate pair."
+        )
 
 
 # -- exchanges ---------------------------------------------------------------------------------------------------------

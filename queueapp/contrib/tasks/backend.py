@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from ... import messages, registry
 from ...errors import InvalidMessage, InvalidOption, UndecodableMessage
+from ...options import is_storable
 from ...sending.validation import FAR_FUTURE
 from .compat import BaseTaskBackend, InvalidTask, TaskResult, TaskResultDoesNotExist, TaskResultStatus, task_enqueued
 from .serialization import body_of, headers_of, id_of
@@ -46,7 +47,7 @@ class QueueBackend(BaseTaskBackend):
         """Raise InvalidOption for a queue name that cannot be a recipient: Django's queue name is the recipient of its
         tasks."""
         for name in self.queues:
-            if not isinstance(name, str) or not 1 <= len(name) <= messages.MAX_RECIPIENT or "\0" in name:
+            if not name or not is_storable(name, messages.MAX_RECIPIENT):
                 accepted = f"names of 1 to {messages.MAX_RECIPIENT} characters"
                 raise InvalidOption(f"TASKS[{self.alias!r}]['QUEUES']", name, accepted)
 

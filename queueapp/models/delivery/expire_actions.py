@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...errors import InvalidOption
+from ...options import is_storable
 from .topics import MAX_TOPIC
 
 TIME_LIMIT, FORCED_EXPIRE = "time_limit", "forced_expire"
@@ -55,8 +56,7 @@ class PublishTo(OnExpired):
     reasons: Iterable[str] = REASONS
 
     def __post_init__(self) -> None:
-        fits = isinstance(self.topic, str) and self.topic.strip() and "\0" not in self.topic
-        if not fits or len(self.topic) > MAX_TOPIC:
+        if not is_storable(self.topic, MAX_TOPIC) or not self.topic.strip():
             raise InvalidOption("PublishTo.topic", self.topic, f"the name of a topic: 1 to {MAX_TOPIC} characters")
         super().__post_init__()
 

@@ -13,7 +13,7 @@ from ...conf import MAX_CONCURRENCY
 from ...failures.recoverability import OPTIONS as RECOVERABILITY
 from ...failures.recoverability import Verdict
 from ...messages.body_filters import NAMES
-from ...options import Option
+from ...options import Option, is_storable
 from .expire_actions import Drop, OnExpired
 from .topics import EPOCH, MAX_TOPIC, POINTS, point_of
 
@@ -326,7 +326,7 @@ _NOT_BUILT = "queues over several instances are not built yet; each database has
 
 
 def _is_topic(value: Any) -> bool:
-    return bool(value) and len(value) <= MAX_TOPIC and "\0" not in value
+    return bool(value) and is_storable(value, MAX_TOPIC)
 
 
 def _is_text(value: Any) -> bool:

@@ -305,7 +305,14 @@ def test_options_of_other_transports_are_left_alone(alias: str) -> None:
         assert conn.connect()
 
 
-NUL = "a\0b"
+NUL, HALF = "a\0b", "\ud83d"
+
+
+def nested() -> list[Any]:
+    found: list[Any] = []
+    for _ in range(2000):
+        found = [found]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -314,6 +321,10 @@ NUL = "a\0b"
         ({"id": "x" * 600}, "task id"),
         ({"id": NUL}, "task id"),
         ({"task": NUL}, "task name"),
+        ({"id": HALF}, "headers"),
+        ({"task": HALF}, "headers"),
+        ({"x": nested()}, "headers"),
+        ({"x": nested(), "y": datetime(2030, 1, 1)}, "headers"),
         ({"x": float("nan")}, "headers"),
         ({"x": [float("inf")]}, "headers"),
         ({"x": "\ud83d"}, "headers"),
@@ -332,24 +343,25 @@ def test_a_task_that_no_worker_could_run_is_refused(
 @pytest.mark.parametrize(
     "call",
     [
-        lambda channel: channel.queue_declare(NUL),
-        lambda channel: channel.queue_declare(NUL, passive=True),
-        lambda channel: channel.queue_delete(NUL),
-        lambda channel: channel.queue_purge(NUL),
-        lambda channel: channel.queue_bind(NUL, "e", "k"),
-        lambda channel: channel.queue_bind("q", NUL, "k"),
-        lambda channel: channel.queue_bind("q", "e", NUL),
-        lambda channel: channel.queue_unbind("q", "e", NUL),
-        lambda channel: channel.exchange_declare(NUL),
-        lambda channel: channel.exchange_delete(NUL),
-        lambda channel: channel.basic_get(NUL),
-        lambda channel: channel.basic_consume(NUL, False, print, "tag"),
-        lambda channel: channel.connection.client.Producer().publish("x", routing_key=NUL),
-        lambda channel: channel.connection.client.Producer().publish("x", exchange="e", routing_key=NUL),
-        lambda channel: channel.connection.client.Producer().publish("x", exchange="e", routing_key="k" * 300),
-        lambda channel: channel.connection.client.Producer().publish("x", exchange=NUL, routing_key="k"),
+        lambda channel, name: channel.queue_declare(name),
+        lambda channel, name: channel.queue_declare(name, passive=True),
+        lambda channel, name: channel.queue_delete(name),
+        lambda channel, name: channel.queue_purge(name),
+        lambda channel, name: channel.queue_bind(name, "e", "k"),
+        lambda channel, name: channel.queue_bind("q", name, "k"),
+        lambda channel, name: channel.queue_bind("q", "e", name),
+        lambda channel, name: channel.queue_unbind("q", "e", name),
+        lambda channel, name: channel.exchange_declare(name),
+        lambda channel, name: channel.exchange_delete(name),
+        lambda channel, name: channel.basic_get(name),
+        lambda channel, name: channel.basic_consume(name, False, print, "tag"),
+        lambda channel, name: channel.connection.client.Producer().publish("x", routing_key=name),
+        lambda channel, name: channel.connection.client.Producer().publish("x", exchange="e", routing_key=name),
+        lambda channel, name: channel.connection.client.Producer().publish("x", exchange="e", routing_key="k" * 300),
+        lambda channel, name: channel.connection.client.Producer().publish("x", exchange=name, routing_key="k"),
     ],
 )
-def test_a_name_that_no_database_stores_is_refused(conn: kombu.Connection, call: Any) -> None:
+@pytest.mark.parametrize("name", [NUL, HALF], ids=["NUL", "half a pair"])
+def test_a_name_that_no_database_stores_is_refused(conn: kombu.Connection, call: Any, name: str) -> None:
     with conn.channel() as channel, pytest.raises(InvalidMessage, match="is not accepted"):
-        call(channel)
+        call(channel, name)
