@@ -6,6 +6,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # A virtual environment that happens to be active must not leak into ours.
 unexport VIRTUAL_ENV PYTHONHOME
+# Some images forbid Python to write bytecode: each of some thousand processes of the tests would compile every module.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Sdists are built the modern way by every pip; as an option of the command, the newest ones have dropped it.
 export PIP_USE_PEP517 := 1
