@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .receiving.message import Message
     from .receiving.request_reply import arequest, request
     from .schedules.declarations import scheduled
+    from .sending.groups import Group
     from .topics.publisher import apublish, publish, publish_many
 
 #: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
@@ -63,6 +64,7 @@ _PUBLIC = {
     "MessageSet": "consuming.set_consumers",
     "scheduled": "schedules.declarations",
     "set_consumer": "consuming.set_consumers",
+    "Group": "sending.groups",
     "BookmarkNotFound": "errors",
     "Consumer": "consuming.consumers",
     "consumer": "consuming.consumers",
@@ -133,6 +135,7 @@ __all__ = [
     "FilteredOut",
     "ForeignQueue",
     "ForeignSqlServerQueue",
+    "Group",
     "InvalidMessage",
     "InvalidOption",
     "KeepAsPoison",

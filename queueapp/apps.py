@@ -38,11 +38,13 @@ class QueueappConfig(AppConfig):
         from . import encryption
         from .alerts import store as alerts
         from .conf import settings
+        from .flow import group_members
         from .messages import body_filters
         from .receiving import inbox
         from .services import maintenance_hooks
 
         maintenance_hooks.append(inbox.run_maintenance)
+        maintenance_hooks.append(group_members.run_maintenance)
         maintenance_hooks.append(alerts.close_without_settings)
         encryption.register()
         body_filters.largest = lambda: settings.MAX_DECOMPRESSED

@@ -24,7 +24,7 @@ from .receiving import ack_by_id, ack_by_seq
 from .receiving.receive import AsyncReceive, Receive
 from .schedules.declarations import ScheduleOptions
 from .schedules.declarations import schedule as declare_schedule
-from .sending import bulk, from_query, send
+from .sending import bulk, from_query, groups, send
 from .sending.dedupe import Key
 from .sending.validation import BulkOptions, CarriedOptions, SelectOptions, SendOptions
 
@@ -134,6 +134,16 @@ class Queue(QueueModel):
     ) -> int:
         """``send_from`` for async code; the same transaction rules as Django's async ORM."""
         return await from_query.asend_from(cls, rows, params, **options)
+
+    @classmethod
+    def prepare(cls, body: Any, **options: Any) -> groups.Prepared:
+        """A message that is checked and encoded now and sent later: the completion message of a ``Group``. ``headers``,
+        ``priority``, ``recipient``, ``correlation_id``, ``reply_to`` and ``using`` are those of ``send``.
+
+        >>> with Group(on_complete=Reports.prepare({"month": 11})) as group:
+        ...     group.send(Orders, {"order": 7})
+        """
+        return groups.prepare(cls, body, **options)
 
     @classmethod
     def schedule(cls, body: Any, *, name: str, **options: Unpack[ScheduleOptions]) -> None:

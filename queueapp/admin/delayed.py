@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from .. import delayed, registry
+from ..delayed.store import delete_rows
 from ..errors import InvalidOption, QueueNotFound
 from ..models import DelayedMessage, Now
 from ..sql import nonblocking
@@ -78,7 +79,7 @@ def _make_due(page: Any, request: HttpRequest, keys: list[int], options: dict[st
 
 
 def _cancel(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return int(page.model.objects.using(page.database(request)).filter(pk__in=keys).delete()[0])
+    return delete_rows(page.model.objects.using(page.database(request)).filter(pk__in=keys))
 
 
 _GONE = "dispatched or cancelled meanwhile"

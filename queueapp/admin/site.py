@@ -9,6 +9,7 @@ from ..models import (
     Alert,
     DelayedMessage,
     JournalEntry,
+    MessageGroup,
     PoisonMessage,
     QueueControl,
     Schedule,
@@ -18,6 +19,7 @@ from ..models import (
 )
 from .alerts import AlertAdmin
 from .delayed import DelayedAdmin
+from .groups import GroupAdmin
 from .journal import JournalAdmin
 from .overview import OverviewAdmin
 from .poison import PoisonAdmin
@@ -35,6 +37,7 @@ def register() -> None:
         Alert: AlertAdmin,
         DelayedMessage: DelayedAdmin,
         JournalEntry: JournalAdmin,
+        MessageGroup: GroupAdmin,
         PoisonMessage: PoisonAdmin,
         Schedule: ScheduleAdmin,
         SubjectKey: SubjectKeyAdmin,

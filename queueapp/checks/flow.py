@@ -11,6 +11,7 @@ from django.db import router
 
 from .. import registry
 from ..conf import settings
+from ..consuming.registry import registered
 from ..errors import InvalidOption
 from ..flow import limited_claims
 from ..models import BarrierDelivery, ClaimRecord
@@ -22,7 +23,7 @@ _LEASES = ("lease_token", "lease_owner", "lease_expires", "deliveries")
 
 @register(Tags.models)
 def check_flow(**_: Any) -> list[Any]:
-    """queueapp.E040 to E044, W040, W041: see the texts."""
+    """queueapp.E040 to E045, W040, W041: see the texts."""
     found: list[Any] = []
     for queue in registry.queues:
         found += [checks.Error(text, hint=hint, obj=queue, id=key) for key, text, hint in _errors(queue)]
@@ -63,6 +64,9 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
             "queueapp."
         )
         found.append(("queueapp.E044", text, "Let the router put them there."))
+    if delivery.groups and (refused := _not_with_groups(queue)):
+        text = f"{label}.Delivery.groups: {refused}, so the end of a member would not be seen."
+        found.append(("queueapp.E045", text, "Give the members a queue of their own."))
     per_subscription, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
     if per_subscription is not None and whole is not None and per_subscription > whole:
         text = (
@@ -71,6 +75,22 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
         )
         found.append(("queueapp.E043", text, "Lower the one or raise the other."))
     return found
+
+
+def _not_with_groups(queue: Any) -> str:
+    """What keeps messages of this queue from being members of groups; '' if nothing does."""
+    delivery = queue.delivery
+    if delivery.semantics is Semantics.AT_MOST_ONCE:
+        return "an AT_MOST_ONCE message may be lost with its process"
+    if queue.wire_format or not queue._meta.managed:
+        return "its table is one of another system"
+    if delivery.recipients or delivery.has_barriers:
+        return f"a message of a queue with {'recipients' if delivery.recipients else 'barriers'} is replaced by copies"
+    if delivery.dedupe_key is not None:
+        return "a message with a dedupe key may be replaced or not stored"
+    if registered.resolver_of(queue) is not None:
+        return "tasks and sets are acked in another way"
+    return ""
 
 
 def _warnings(queue: Any) -> list[tuple[str, str, str]]:

@@ -423,6 +423,16 @@ _RETENTION: tuple[Option, ...] = (
         seconds=True,
     ),
     Option(
+        "GROUP_RETENTION",
+        timedelta,
+        timedelta(days=7),
+        "How long complete message groups are kept before maintenance deletes them; None: for ever.",
+        low=timedelta(minutes=1),
+        high=timedelta(days=3650),
+        optional=True,
+        seconds=True,
+    ),
+    Option(
         "PROCESSED_RETENTION",
         timedelta,
         timedelta(days=7),

@@ -20,6 +20,7 @@ from django.db.models import Count, F, QuerySet
 
 from .. import notifier
 from ..errors import MissingVerb
+from ..flow import group_members
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
 from ..sql import nonblocking
@@ -176,6 +177,15 @@ class DelayedStoreWithInfrastructure(DelayedStore):
         """Create tables and the like, if they do not exist yet."""
 
 
+def delete_rows(rows: QuerySet[DelayedMessage]) -> int:
+    """Delete delayed messages that are not to be sent any more; returns how many. Members of groups have ended."""
+    with transaction.atomic(using=rows.db):
+        members = list(group_members.members_among(rows).select_for_update().values_list("message_id", flat=True))
+        gone = int(rows.delete()[0])
+        group_members.end(connections[rows.db], members, group_members.DROPPED)
+    return gone
+
+
 class SqlDelayedStore(DelayedStore):
     """The built-in store, on ``DelayedMessage``. Its table comes with the migrations, so there is nothing to set up.
 
@@ -227,7 +237,7 @@ class SqlDelayedStore(DelayedStore):
         return DelayedMessage.objects.using(self.alias).exclude(destination__contains="@")
 
     def cancel(self, message_id: uuid.UUID) -> int:
-        return DelayedMessage.objects.using(self.alias).filter(message_id=message_id).delete()[0]
+        return delete_rows(DelayedMessage.objects.using(self.alias).filter(message_id=message_id))
 
     def reschedule(self, message_id: uuid.UUID, due: Any) -> int:
         """``due``: a time, or an expression by the database's clock."""

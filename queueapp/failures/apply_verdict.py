@@ -24,6 +24,7 @@ from django.db import DataError, Error, IntegrityError, connections, transaction
 from .. import messages, notifier, signals
 from ..consuming.registration import Registration
 from ..errors import MessageCancelled, UndecodableMessage
+from ..flow import group_members
 from ..models import DelayedMessage, Now, ProcessedMessage
 from ..models.delivery.expire_actions import KeepAsPoison, PublishTo, action_for
 from ..sql import backend_of, queue_sql
@@ -337,9 +338,11 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
             consumer=failure.consumer.name if failure.consumer else "",
             exception=failure.exception,
         )
-    elif failure.reasons:
+    elif group_members.is_member(row.headers):
+        group_members.end_members(connections[alias], [row], group_members.DROPPED)
+    if failure.reasons and isinstance(verdict, Discard):
         action = action_for(failure.queue.delivery.on_expired, failure.reasons)
-        if isinstance(action, PublishTo) and isinstance(verdict, Discard):
+        if isinstance(action, PublishTo):
             publish(failure.queue, alias, row, action, failure.reasons, verdict.reason)
 
 

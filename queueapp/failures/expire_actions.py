@@ -20,6 +20,7 @@ from django.db import connections, transaction
 
 from .. import messages, signals
 from ..errors import QueueError
+from ..flow import group_members
 from ..messages.checkpoints import take_checkpoint
 from ..models.delivery.expire_actions import (
     FORCED_EXPIRE,
@@ -47,6 +48,20 @@ publisher: Callable[..., Any] | None = None
 #: By queue: called as ``hook(alias, rows, reason)`` with the messages that leave the queue unhandled (expired, purged
 #: or deleted), in the transaction that removes them.
 removal_hooks: dict[Any, Callable[[str, Sequence[Row], str], None]] = {}
+
+
+def removal_hook_of(queue: Any) -> Callable[[str, Sequence[Row], str], None] | None:
+    """What is to be called with the messages that leave this queue unhandled; None: nothing."""
+    hook = removal_hooks.get(queue)
+    if not queue.delivery.groups:
+        return hook
+
+    def removed(alias: str, rows: Sequence[Row], reason: str) -> None:
+        if hook is not None:
+            hook(alias, rows, reason)
+        group_members.end_members(connections[alias], rows, group_members.DROPPED)
+
+    return removed
 
 
 class ExpiredMessage(NamedTuple):
@@ -77,7 +92,7 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
             insert_poison(
                 alias, queue._meta.label, _marked(message), message.text, attempts=attempts_of(message.row.failures)
             )
-    hook = removal_hooks.get(queue)
+    hook = removal_hook_of(queue)
     if hook is not None and given:
         hook(alias, [message.row for message in given], "expired")
     if given:
@@ -96,7 +111,7 @@ def _marked(message: ExpiredMessage) -> Row:
 
 def keeps(queue: Any, *reasons: str) -> bool:
     """Whether the queue wants the messages whole that it gives up for any of these reasons."""
-    return queue in removal_hooks or not all(
+    return removal_hook_of(queue) is not None or not all(
         isinstance(action_for(queue.delivery.on_expired, [reason]), Drop) for reason in reasons
     )
 

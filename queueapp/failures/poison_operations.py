@@ -27,6 +27,7 @@ from .. import notifier, registry
 from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import InvalidMessage, InvalidOption, MessageNotFound, QueueNotFound, UndecodableMessage
+from ..flow import group_members
 from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import DelayedMessage, Now, PoisonMessage
 from ..models.delivery.topics import content_type_of
@@ -96,6 +97,9 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
             numbers = _admitted(queue, everything, given)
             if not numbers:
                 continue
+            if queue.delivery.groups:
+                members = group_members.members_among(everything.filter(number__in=numbers))
+                group_members.reopen(connection, list(members.values_list("message_id", flat=True)))
             count = queue_sql(queue, connection).inserts.insert_from(
                 connection, store, numbers, reset_counts=reset_counts
             )
@@ -274,6 +278,8 @@ def edit_and_requeue(
             if not is_admitted(queue, connection, copy):
                 raise InvalidMessage(f"Another message with the dedupe key of the copy waits in {queue._meta.label}.")
             queue_sql(queue, connection).inserts.insert_row(connection, copy)
+            if queue.delivery.groups and group_members.is_member(stored):
+                group_members.reopen(connection, [row.message_id], edited=identity)
             notifier.sent(queue, connection)
         row.status, row.edited_as, row.archived_at = PoisonMessage.Status.EDITED, identity, Now()
         row.save(update_fields=["status", "edited_as", "archived_at"])

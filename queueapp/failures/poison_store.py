@@ -12,6 +12,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from .. import messages
+from ..flow import group_members
 from ..models import PoisonMessage
 from ..sql import ErrorKind, backend_of
 from ..sql.message_columns import BY_NAME, COUNTS, Kind, Row, message_values
@@ -96,6 +97,8 @@ def insert(alias: str, **columns: Any) -> None:
     # user's.
     with transaction.atomic(using=alias):
         PoisonMessage.objects.using(alias).bulk_create([PoisonMessage(**columns)])
+        if group_members.is_member(columns["headers"]):
+            group_members.end(connections[alias], [columns["message_id"]], group_members.POISON)
 
 
 def _whole_number(value: Any) -> int:

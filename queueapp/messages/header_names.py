@@ -42,6 +42,12 @@ TOPIC = "topic"
 SCHEDULE = "schedule"
 SCHEDULED_FOR = "scheduled-for"
 
+#: Of a member of a group, and of the group's completion message: the group's id. Of the latter also how many members
+#: were handled, and how many have failed.
+GROUP = "group-id"
+GROUP_DONE = "group-done"
+GROUP_FAILED = "group-failed"
+
 #: In a message that was edited out of poison: the id of the one it replaces.
 EDIT_OF = "edit-of"
 

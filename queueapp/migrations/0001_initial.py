@@ -956,4 +956,121 @@ class Migration(migrations.Migration):
                 "required_db_features": ["has_select_for_update_skip_locked"],
             },
         ),
+        migrations.CreateModel(
+            name="GroupAddition",
+            fields=[
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                ("group_id", queueapp.models.fields.GuidField(db_index=True)),
+                ("members", models.IntegerField()),
+            ],
+            options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
+            },
+        ),
+        migrations.CreateModel(
+            name="GroupMessage",
+            fields=[
+                (
+                    "message_id",
+                    queueapp.models.fields.GuidField(db_index=True, help_text="The message's id, which never changes."),
+                ),
+                ("headers", models.TextField(db_default="{}")),
+                ("body", queueapp.models.fields.BytesField(blank=True, null=True)),
+                ("expires", queueapp.models.fields.UtcField(blank=True, null=True)),
+                ("recipient", models.CharField(blank=True, db_default="", max_length=200)),
+                (
+                    "priority",
+                    models.BigIntegerField(db_default=0, help_text="64 bits on queues with a priority expression."),
+                ),
+                ("is_barrier", models.BooleanField(db_default=False)),
+                ("correlation_id", models.CharField(blank=True, max_length=255, null=True)),
+                ("reply_to_address", models.CharField(blank=True, max_length=255, null=True)),
+                (
+                    "enqueued_at",
+                    queueapp.models.fields.UtcField(
+                        db_default=queueapp.models.fields.Now(),
+                        help_text="When it first entered its queue, or this table.",
+                    ),
+                ),
+                ("deliveries", models.IntegerField(db_default=0)),
+                ("cancels", models.IntegerField(db_default=0)),
+                (
+                    "failures",
+                    models.TextField(blank=True, help_text="JSON list of the failed attempts so far.", null=True),
+                ),
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                ("group_id", queueapp.models.fields.GuidField(db_index=True)),
+                (
+                    "destination",
+                    models.CharField(help_text="Label (app.Model) of the queue it is sent to.", max_length=200),
+                ),
+                ("on_failure", models.BooleanField(db_default=False)),
+            ],
+            options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
+            },
+        ),
+        migrations.CreateModel(
+            name="GroupMember",
+            fields=[
+                (
+                    "message_id",
+                    queueapp.models.fields.GuidField(
+                        help_text="The message; or the inner group; or what keeps the group open.",
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("group_id", queueapp.models.fields.GuidField()),
+                (
+                    "outcome",
+                    models.SmallIntegerField(
+                        choices=[(0, "Waiting"), (1, "Poison"), (2, "Dropped")], db_default=0, default=0
+                    ),
+                ),
+                ("nested", models.BooleanField(db_default=False)),
+            ],
+            options={
+                "verbose_name": "group member",
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "indexes": [models.Index(fields=["group_id", "outcome", "message_id"], name="queueapp_groupmember_of")],
+            },
+        ),
+        migrations.CreateModel(
+            name="MessageGroup",
+            fields=[
+                ("id", queueapp.models.fields.GuidField(primary_key=True, serialize=False)),
+                ("name", models.CharField(blank=True, db_default="", max_length=200)),
+                (
+                    "parent",
+                    queueapp.models.fields.GuidField(
+                        blank=True, help_text="The group that this one is a member of.", null=True
+                    ),
+                ),
+                (
+                    "depth",
+                    models.IntegerField(
+                        db_default=0, help_text="Groups around it. Rows are locked from the inside outwards."
+                    ),
+                ),
+                ("created_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                ("completed_at", queueapp.models.fields.UtcField(blank=True, null=True)),
+                (
+                    "done",
+                    models.BigIntegerField(
+                        blank=True, help_text="Members that were handled; set on completion.", null=True
+                    ),
+                ),
+                ("failed", models.BigIntegerField(blank=True, null=True)),
+            ],
+            options={
+                "verbose_name": "message group",
+                "ordering": ["-created_at"],
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "indexes": [
+                    models.Index(fields=["completed_at"], name="queueapp_group_old"),
+                    models.Index(fields=["created_at"], name="queueapp_group_new"),
+                ],
+            },
+        ),
     ]

@@ -3,6 +3,7 @@
 from .alert import Alert, SparkCommit, SubjectKey
 from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField, distinct_values
+from .group import GroupAddition, GroupMember, GroupMessage, MessageGroup
 from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
 from .message_key import DeferredAck, MessageKey, ProcessedMessage
 from .queue import QueueBase, QueueModel
@@ -37,11 +38,15 @@ __all__ = [
     "Delivery",
     "FairTurn",
     "ForwardedMessage",
+    "GroupAddition",
+    "GroupMember",
+    "GroupMessage",
     "GuidField",
     "JournalCopied",
     "JournalCursor",
     "JournalEntry",
     "Leader",
+    "MessageGroup",
     "MessageKey",
     "Misfire",
     "NaiveUtcField",

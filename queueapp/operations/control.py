@@ -23,6 +23,7 @@ from ..failures import expire_actions
 from ..failures.history import attempts_of, clean
 from ..failures.poison_store import full_record, insert_poison, is_transient
 from ..failures.recoverability import Failure, Poison
+from ..flow import group_members
 from ..models import Now, PoisonMessage, QueueControl
 from ..models.delivery import OPTIONS
 from ..models.queue import holds
@@ -139,7 +140,7 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
     deleted = 0
     while True:
-        hook = expire_actions.removal_hooks.get(queue)
+        hook = expire_actions.removal_hook_of(queue)
         gone = _purge_with(hook, queue, alias, limit) if hook else sql.maintenance.purge(connection, limit)
         deleted += gone
         if gone < limit or monotonic() >= end:
@@ -201,7 +202,7 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     """Delete messages that are not in flight; returns how many. Leased, locked and missing ones are skipped."""
     alias = alias_of(queue, using)
     with transaction.atomic(using=alias):
-        hook = expire_actions.removal_hooks.get(queue)
+        hook = expire_actions.removal_hook_of(queue)
         if hook is not None:
             rows = lock_unleased(queue, alias, seqs)
             hook(alias, rows, "deleted")
@@ -261,6 +262,7 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
             # A value in one of them does not fit its column: store them one by one, as far as they fit.
             for row in rows:
                 insert_poison(alias, queue._meta.label, row, reason, **_history(row))
+        group_members.end_members(connections[alias], rows, group_members.POISON)
         moved = remove(queue, alias, [row.seq for row in rows])
         transaction.on_commit(lambda: _send_poisoned(queue, rows, reason), using=alias, robust=True)
         return moved

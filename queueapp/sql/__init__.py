@@ -14,6 +14,7 @@ elsewhere. Column and table names come from ``_meta``, values are always paramet
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -47,9 +48,16 @@ def backend_of(connection: Any) -> Backend:
         raise _unsupported(connection) from None
 
 
+#: Makes the acks of a queue with ``Delivery.groups`` end members of groups; set by ``flow.group_members``.
+end_members_with_acks: Callable[[QueueSql], None] | None = None
+
+
 @lru_cache(maxsize=4096)
 def _queue_sql(queue: Any, vendor: str, table: str, expiry: Expiry | None) -> QueueSql:
-    return _backend_of_vendor(vendor).queue(QueueTable.of(queue, expiry))
+    sql = _backend_of_vendor(vendor).queue(QueueTable.of(queue, expiry))
+    if queue.delivery.groups and end_members_with_acks is not None:
+        end_members_with_acks(sql)
+    return sql
 
 
 def forget() -> None:

@@ -52,6 +52,12 @@ class Acks(abc.ABC):
         """``ack`` of the rows that are not locked; returns their seqs."""
 
     @abc.abstractmethod
+    def ack_ids(
+        self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
+    ) -> list[tuple[int, uuid.UUID]]:
+        """``ack`` that returns (seq, id) of what it deleted; with ``wait_ms`` as ``try_ack``."""
+
+    @abc.abstractmethod
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
         """``release(cancelled=False)`` of the rows that are not locked; returns their seqs."""
 
@@ -93,6 +99,10 @@ class AckBySeq(abc.ABC):
     @abc.abstractmethod
     def ack(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
         """Delete these messages; returns how many were deleted."""
+
+    @abc.abstractmethod
+    def ack_ids(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[uuid.UUID]:
+        """``ack`` that returns the ids of what it deleted."""
 
     @abc.abstractmethod
     def take(

@@ -21,6 +21,7 @@ from .claims import Claims
 from .database import Notifications, Schema, Sessions
 from .database_health import DatabaseHealth
 from .figures import Figures
+from .groups import GroupSql
 from .inserts import Dedupe, EarlyAcks, Fanout, Inserts
 from .journal import JournalSql
 from .limits import ConcurrencyLimits
@@ -73,6 +74,7 @@ class Backend(abc.ABC):
     early_acks: EarlyAcks
     schema: Schema
     celery_results: CeleryResults
+    groups: GroupSql
     notifications: Notifications
 
     vendor: str

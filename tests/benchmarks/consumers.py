@@ -16,6 +16,7 @@ from tests.benchmarks.models import (
     Entry,
     Fair,
     Fenced,
+    Grouped,
     InBatches,
     InSets,
     InSetsOfFields,
@@ -75,7 +76,9 @@ _ONE_ROW_EACH = (Transactional, TransactionalAlone, Together, TogetherAlone)
 
 for _name in ("first", "second", "third"):
     consumer(Copied, name=_name)(nop)
-for _queue in (Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Defaults, Ranked, Levelled, Fenced, *IDLE):
+for _queue in (
+    Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Defaults, Ranked, Levelled, Fenced, Grouped, *IDLE
+):  # fmt: skip
     consumer(_queue, name=f"{_queue.__name__}.nop")(nop)
 for _queue in (Tight, Loose):
     consumer(_queue, name=f"{_queue.__name__}.doze")(doze)

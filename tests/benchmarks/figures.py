@@ -25,6 +25,7 @@ FAMILIES = (
     "peers",
     "sending",
     "keyed",
+    "flow",
     "backlog",
     "crowd",
     "wal",

@@ -20,6 +20,14 @@ class Leased(Queue):
         peek_delay = _UNTIL_WOKEN
 
 
+class Grouped(Queue):
+    """Its messages are members of a group."""
+
+    class Delivery:
+        groups = True
+        peek_delay = _UNTIL_WOKEN
+
+
 class Keyed(Queue):
     """Of those with one key one waits."""
 

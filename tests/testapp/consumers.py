@@ -7,7 +7,7 @@ import time
 
 from django.db import transaction
 
-from queueapp import BatchContext, Context, consumer
+from queueapp import BatchContext, Context, Group, consumer
 from tests.testapp.messages import Many, Nop, Ping, Pong, Steps, Turn
 from tests.testapp.models import (
     Addressed,
@@ -19,6 +19,9 @@ from tests.testapp.models import (
     Deep,
     Effect,
     ForeignPostgres,
+    Grouped,
+    GroupedTogether,
+    GroupedTransactional,
     InProportion,
     InTurns,
     LateFlights,
@@ -81,6 +84,19 @@ def act_on_many(messages: list[Many], context: BatchContext) -> None:
 
 for _queue in (Several, SeveralTransactional):
     consumer(_queue, name=f"{_queue.__name__.lower()}.many", batch=20, attempts=3, retry_delay=0)(act_on_many)
+
+
+def act_in_group(message: Ping, context: Context) -> None:
+    """``act``, and add a member for each further one that the name asks for: "a+2" adds two."""
+    name, _, more = message.name.partition("+")
+    group = Group.of(context)
+    for number in range(int(more or 0) if group is not None else 0):
+        group.send(context.queue, Ping(f"{name}.{number}"))
+    act(message, context)
+
+
+for _queue in (Grouped, GroupedTransactional, GroupedTogether):
+    consumer(_queue, name=f"{_queue.__name__.lower()}.act", attempts=2, retry_delay=0)(act_in_group)
 
 
 def tell_process(message: Ping) -> None:

@@ -79,3 +79,24 @@ class RatedOnce(Queue):
     class Delivery:
         semantics = Semantics.AT_MOST_ONCE
         rate = "40/s"
+
+
+class Grouped(Queue):
+    """Its messages may be members of groups."""
+
+    class Delivery:
+        groups = True
+        lease_period = timedelta(seconds=5)
+
+
+class GroupedTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        groups = True
+
+
+class GroupedTogether(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        transaction_size = 20
+        groups = True

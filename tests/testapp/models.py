@@ -21,6 +21,9 @@ from .flow import CappedEach as CappedEach
 from .flow import CappedOnce as CappedOnce
 from .flow import CappedTransactional as CappedTransactional
 from .flow import CappedUrgent as CappedUrgent
+from .flow import Grouped as Grouped
+from .flow import GroupedTogether as GroupedTogether
+from .flow import GroupedTransactional as GroupedTransactional
 from .flow import InProportion as InProportion
 from .flow import InTurns as InTurns
 from .flow import InTurnsOnce as InTurnsOnce

@@ -289,6 +289,12 @@ _FLOW: tuple[Option, ...] = (
         "Which subscriber gets the next message while there are fewer messages than free capacity (AMPS' "
         "FairnessModel).",
     ),
+    Option(
+        "groups",
+        bool,
+        False,
+        "Its messages may be members of groups: each way in which a message ends, ends it as a member.",
+    ),
 )  # fmt: skip
 
 
@@ -583,6 +589,7 @@ class DeliveryOptions:
     rate: str | None
     rate_burst: int | None
     fairness_model: FairnessModel
+    groups: bool
     # Retries
     timeout: timedelta | float | None
     attempts: int | None

@@ -63,6 +63,21 @@ class PostgresqlAcks(Statements, Acks):
         sql = f"DELETE FROM {self._q} WHERE {self._reached()} RETURNING {self._c['seq']}"
         return self._run_within(connection, wait_ms, sql, (list(seqs), token))
 
+    def ack_ids(
+        self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
+    ) -> list[tuple[int, uuid.UUID]]:
+        returned = f"RETURNING {self._c['seq']}, {self._c['id']}"
+        if wait_ms is None:
+            # Primary key; fenced, as ``ack``.
+            sql = f"DELETE FROM {self._q} WHERE {self._fenced} AND {self._c['seq']} = ANY(%s) {returned}"
+            rows = self._guard.fetch_by_key(connection, sql, (token, list(seqs)))
+        else:
+            self._limit_wait(connection, wait_ms)
+            # Primary key and safety: ``_reached``.
+            sql = f"DELETE FROM {self._q} WHERE {self._reached()} {returned}"
+            rows = self._guard.fetch_by_key(connection, sql, (list(seqs), token))
+        return sorted((seq, as_uuid(identity)) for seq, identity in rows)
+
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
         c = self._c
         # Primary key and safety: ``_reached``. The message keeps its seq, so its position.
@@ -82,9 +97,13 @@ class PostgresqlAcks(Statements, Acks):
             f"FOR UPDATE SKIP LOCKED))"
         )
 
-    def _run_within(self, connection: Any, wait_ms: int, sql: str, params: Sequence[Any]) -> list[int]:
+    @staticmethod
+    def _limit_wait(connection: Any, wait_ms: int) -> None:
         # For the transaction only: a pooler passes the session on.
         execute(connection, "SELECT set_config('lock_timeout', %s, true)", (f"{max(1, wait_ms)}ms",))
+
+    def _run_within(self, connection: Any, wait_ms: int, sql: str, params: Sequence[Any]) -> list[int]:
+        self._limit_wait(connection, wait_ms)
         return sorted(seq for (seq,) in self._guard.fetch_by_key(connection, sql, params))
 
 
@@ -97,6 +116,12 @@ class PostgresqlAckBySeq(Statements, AckBySeq):
         # meanwhile is judged by that lease.
         sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may}"
         return self._guard.execute_by_key(connection, sql, (list(seqs), *params))
+
+    def ack_ids(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[uuid.UUID]:
+        may, params = self._may(holder)
+        # Primary key. Safe: as the ack.
+        sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may} RETURNING {self._c['id']}"
+        return [as_uuid(identity) for (identity,) in self._guard.fetch_by_key(connection, sql, (list(seqs), *params))]
 
     def take(
         self,

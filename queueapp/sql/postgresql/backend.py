@@ -18,6 +18,7 @@ from .claims import PostgresqlClaims, Priority64Claims
 from .database import PostgresqlNotifications, PostgresqlSchema, PostgresqlSessions
 from .database_health import PostgresqlDatabaseHealth
 from .figures import PostgresqlFigures
+from .groups import PostgresqlGroups
 from .inserts import PostgresqlDedupe, PostgresqlEarlyAcks, PostgresqlFanout, PostgresqlInserts
 from .journal import PostgresqlJournalSql
 from .limits import PostgresqlLimits
@@ -94,6 +95,7 @@ class PostgresqlBackend(Backend):
         self.early_acks, self.dedupe = PostgresqlEarlyAcks(guard), PostgresqlDedupe(guard)
         self.schema = PostgresqlSchema()
         self.celery_results = PostgresqlCeleryResults()
+        self.groups = PostgresqlGroups(guard)
         self.notifications = PostgresqlNotifications()
 
     def queue(self, table: QueueTable) -> QueueSql:

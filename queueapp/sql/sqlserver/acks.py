@@ -79,6 +79,16 @@ class SqlServerAcks(Statements, Acks):
         sql = f"DELETE q OUTPUT deleted.{self._c['seq']} {self._reached()}"
         return self._run_within(connection, wait_ms, sql, (json_of(list(seqs)), token))
 
+    def ack_ids(
+        self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
+    ) -> list[tuple[int, uuid.UUID]]:
+        # Index and safety: ``_leased``, or with ``wait_ms`` ``_reached``.
+        found = self._leased() if wait_ms is None else self._reached()
+        sql = f"DELETE q OUTPUT deleted.{self._c['seq']}, deleted.{self._c['id']} {found}"
+        params = (json_of(list(seqs)), token)
+        rows = fetch(connection, sql, params) if wait_ms is None else fetch_within(connection, wait_ms, sql, params)
+        return sorted((seq, as_uuid(identity)) for seq, identity in rows)
+
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
         c = self._c
         # Index and safety: ``_reached``. The message keeps its seq, so its position.
@@ -105,6 +115,11 @@ class SqlServerAckBySeq(Statements, AckBySeq):
     def ack(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
         may, params = self._may(holder)
         return execute(connection, f"DELETE q {self._named(may)}", (json_of(list(seqs)), *params))
+
+    def ack_ids(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[uuid.UUID]:
+        may, params = self._may(holder)
+        sql = f"DELETE q OUTPUT deleted.{self._c['id']} {self._named(may)}"
+        return [as_uuid(identity) for (identity,) in fetch(connection, sql, (json_of(list(seqs)), *params))]
 
     def take(
         self,

@@ -17,6 +17,7 @@ from .database import SqlServerNotifications, SqlServerSchema, SqlServerSessions
 from .database_health import SqlServerDatabaseHealth
 from .errors import error_kind, missing_driver
 from .figures import SqlServerFigures
+from .groups import SqlServerGroups
 from .inserts import SqlServerDedupe, SqlServerEarlyAcks, SqlServerFanout, SqlServerInserts
 from .journal import SqlServerJournalSql
 from .limits import SqlServerLimits
@@ -69,6 +70,7 @@ class SqlServerBackend(Backend):
         self.early_acks, self.dedupe = SqlServerEarlyAcks(), SqlServerDedupe()
         self.schema = SqlServerSchema()
         self.celery_results = SqlServerCeleryResults()
+        self.groups = SqlServerGroups()
         self.notifications = SqlServerNotifications()
 
     def queue(self, table: QueueTable) -> QueueSql:

@@ -25,9 +25,11 @@ from queueapp.conf import settings
 from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, recoverability
 from queueapp.failures.apply_verdict import AppliedVerdict
+from queueapp.flow import group_members
+from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
-from queueapp.sql.claims import SEQ, Claimed
+from queueapp.sql.claims import HEADERS, ID, SEQ, Claimed
 
 from ..batch_sizer import BatchSizer
 from ..claim_tracker import ActiveClaim
@@ -127,6 +129,8 @@ class TransactionalReceiver(Receiver):
         self._deadlocks: dict[int, int] = {}
         self.gated = GatedHandler(next(state.handler_gates))
         self._needs_permits = state.needs_permits
+        #: Those of a handler's transaction end no member before its handler has run.
+        self._acks = getattr(self.sql.acks, "plain", self.sql.acks)
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     @property
@@ -194,6 +198,7 @@ class TransactionalReceiver(Receiver):
         deadline.restart()
         if outcome is None:
             streak.step = Step.COMMITTING
+            self._end_members(connection, rows)
             streak.has_hooks = self._run_every_hook(connection, message, deadline)
             if streak.count < streak.limit and self._may_follow(connection, streak.until):
                 following = self._commit_and_claim(connection)
@@ -259,6 +264,12 @@ class TransactionalReceiver(Receiver):
             claim.failed = claim.rows is None
         self._done()
         return claim
+
+    def _end_members(self, connection: Any, rows: Sequence[Claimed]) -> None:
+        """End what was handled as members of groups, as the last statements of the transaction."""
+        if self.queue.delivery.groups:
+            ids = [as_uuid(row[ID]) for row in rows if group_members.is_member(row[HEADERS])]
+            group_members.end(connection, ids)
 
     def _may_follow(self, connection: Any, until: float) -> bool:
         """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and
@@ -381,7 +392,7 @@ class TransactionalReceiver(Receiver):
                     self.sql.acks.release(connection, [claimed[SEQ]], token, cancelled=False)
                     return
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
-                if self.sql.acks.ack(connection, [claimed[SEQ]], token) != 1:
+                if self._acks.ack(connection, [claimed[SEQ]], token) != 1:
                     self.state.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
                     return
@@ -390,6 +401,7 @@ class TransactionalReceiver(Receiver):
                 deadline.restart()
                 if outcome is not None:
                     raise Rollback
+                self._end_members(connection, [claimed])
                 has_hooks = self._run_every_hook(connection, claimed, deadline)
         except Rollback:
             pass

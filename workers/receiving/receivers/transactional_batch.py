@@ -65,7 +65,7 @@ class SharedTransaction:
     """One transaction of several messages, until it has ended."""
 
     __slots__ = (
-        "claim", "copies", "culprit", "elsewhere", "failed", "hooks", "outcome", "permits", "rows", "skipped", "stage"
+        "claim", "copies", "culprit", "decided", "elsewhere", "hooks", "outcome", "permits", "rows", "skipped", "stage"
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class SharedTransaction:
         #: Permits of a queue with a limit that it has taken and not used yet.
         self.permits = 0
         #: Messages whose failure is decided in this transaction (consumers that take batches).
-        self.failed = 0
+        self.decided: set[int] = set()
 
     def fail(self, claimed: Claimed, outcome: BaseException | bool | None) -> None:
         """Leave the transaction because of this message."""
@@ -159,6 +159,7 @@ class TransactionBatchReceiver(TransactionalReceiver):
                     self._handle_stage(shared, connection, deadline)
                     if not self.full or not self._may_continue(shared, limit, began):
                         break
+                self._end_members(connection, [row for row in shared.rows if row[SEQ] not in shared.decided])
                 has_hooks = self._schedule_hooks(shared, connection, deadline)
                 committing = True
         except Rollback:
@@ -345,13 +346,13 @@ class TransactionBatchReceiver(TransactionalReceiver):
             shared.fail(claimed, Refused(f"its failure cannot be recorded beside others: {refused}"))
         else:
             self._decided.append(decided)
-            shared.failed += 1
+            shared.decided.add(claimed[SEQ])
 
     # -- after the transaction ----------------------------------------------------------------------------------------
 
     def _committed(self, shared: SharedTransaction) -> None:
         self._last_single_count = 0
-        self.state.health.succeeded(len(shared.rows) - shared.failed)
+        self.state.health.succeeded(len(shared.rows) - len(shared.decided))
         if self._needs_permits:
             self.state.capacity_freed()
         if self.batches is None:
