@@ -151,6 +151,14 @@ class SparkSql(abc.ABC):
         """
 
     @abc.abstractmethod
+    def recorded_rows(self) -> str:
+        """The rows of a ledger row; parameters queue, publish_id, batch_id."""
+
+    @abc.abstractmethod
+    def staged_bytes(self, name: StagingName) -> str:
+        """One value: the bytes of all bodies in a staging table."""
+
+    @abc.abstractmethod
     def forget(self) -> str:
         """Delete ledger rows of earlier micro-batches; parameters queue, publish_id, first batch_id to keep."""
 

@@ -23,6 +23,7 @@ __all__ = [
     "StagingLost",
     "register",
     "requeue",
+    "typed_messages",
 ]
 
 
@@ -42,6 +43,19 @@ def register(spark: SparkSession, *, using: str | None = None) -> None:
     from .targets import take_snapshot
 
     spark.dataSource.register(with_snapshot(take_snapshot(using)))
+
+
+def typed_messages(frame: DataFrame, message_type: str | type) -> DataFrame:
+    """The rows as messages of a class, with bodies that Spark writes without Python: a DataFrame with the columns
+    ``body`` (JSON) and ``headers``, to be written without the option ``message_type``.
+
+    ``message_type``: the msgspec.Struct or dataclass, or its dotted name; the columns are its fields, as with the
+    option of that name. A value that ``send`` refuses fails the job. Raises InvalidDataFrame for a class or a column
+    that Spark cannot write as ``send`` does, and InvalidOption.
+    """
+    from .json_bodies import typed_messages as make
+
+    return make(frame, message_type)
 
 
 #: Messages that one transaction puts back.

@@ -43,13 +43,14 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One commit: the key of its ledger row, and the winners' tables in partition order. ``entered``: by table, how
-    many rows enter each queue of a topic."""
+    many rows enter each queue of a topic; ``body_bytes``: by table, the bytes of all bodies."""
 
     publish_id: str
     batch_id: int
     staged: Sequence[tuple[str, int]]
     streaming: bool
     entered: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    body_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +212,15 @@ class SinkClient(abc.ABC):
             key = (label, publication.publish_id, publication.batch_id)
             added, _ = self.execute(connection, self.sql.record(), (*key, rows, len(publication.staged)))
             if added == 0:
+                _, ((known,),) = self.execute(connection, self.sql.recorded_rows(), key)
+                if known != rows:
+                    log.warning(
+                        "%s: publication %s, batch %d, was committed with %d rows and is not published again; this job "
+                        "has %d rows. Two jobs or copies of a checkpoint have one id, or the source was read "
+                        "differently.", label, *key[1:], known, rows,
+                    )  # fmt: skip
                 return 0
-            self.move_all(connection, publication.staged, publication.entered)
+            self.move_all(connection, publication.staged, publication.entered, publication.body_bytes)
             if publication.streaming and publication.batch_id > KEPT_BATCHES:
                 self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
         return rows
@@ -226,6 +234,7 @@ class SinkClient(abc.ABC):
         connection: Any,
         staged: Sequence[tuple[str, int]],
         entered: Mapping[str, Sequence[int]] | None = None,
+        body_bytes: Mapping[str, int] | None = None,
     ) -> int:
         """Copy staged rows into the queue, or into the journal and the queues of the topic; returns how many. Raises
         StagingLost."""
@@ -237,6 +246,7 @@ class SinkClient(abc.ABC):
         for table, count in staged:
             name = StagingName.parse(table)
             try:
+                self._check_bytes(connection, name, (body_bytes or {}).get(table))
                 self._move(connection, name, count, (entered or {}).get(table))
             except self.errors as error:
                 if self.is_missing(error):
@@ -276,6 +286,15 @@ class SinkClient(abc.ABC):
         moved = sum(self.execute(connection, statement, params)[0] for statement, params in moves)
         if moved != expected:
             raise StagingLost(table.name, expected, moved)
+
+    def _check_bytes(self, connection: Any, table: StagingName, expected: int | None) -> None:
+        """Beside the number of rows: what their bodies are together, so that none was cut or replaced."""
+        if expected is None:
+            return
+        _, ((found,),) = self.execute(connection, self.sql.staged_bytes(table))
+        # The rows say more when there are none.
+        if found != expected and found:
+            raise StagingLost(table.name, expected, found, "bytes of bodies")
 
     @abc.abstractmethod
     def is_missing(self, error: Exception) -> bool:

@@ -193,6 +193,12 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
         return _typed_plan(target, schema, message_type)
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in ACCEPTED]
+    if "dedupe_key" in unknown:
+        raise InvalidDataFrame(
+            f"The DataFrame for queue {target.label} has a column dedupe_key: which of several messages with one key "
+            "waits is looked up for each, which Spark does not. Keep one row of each key (dropDuplicates) and name the "
+            "publication in option publish_id, or send the rows with send_many(dedupe_key=...)."
+        )
     if unknown:
         raise InvalidDataFrame(
             f"The DataFrame for queue {target.label} has columns that a message has not: {listed(unknown)}. Accepted "
@@ -207,6 +213,11 @@ def make_plan(target: QueueTarget, schema: StructType, message_type: str | None)
             raise InvalidDataFrame(
                 f"Column {field.name} of the DataFrame for queue {target.label} is {field.dataType.simpleString()}; "
                 f"it must be {words}."
+                + (
+                    " typed_messages() makes JSON of a struct's fields."
+                    if isinstance(field.dataType, StructType)
+                    else ""
+                )
             )
     if target.accepted_types is not None and ("headers" in names or "" not in target.accepted_types):
         raise InvalidDataFrame(

@@ -105,6 +105,8 @@ class RowEncoder:
         self._routes = [
             (route, None if route.entering is None else rules_of(route.label, route.entering)) for route in plan.routes
         ]
+        #: Of all rows that were encoded: the bytes of their bodies.
+        self.body_bytes = 0
         #: Rows that the queue's filter has left out.
         self.refused = 0
         #: Of a topic: rows that enter each of its queues.
@@ -112,6 +114,11 @@ class RowEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of one batch. Raises InvalidDataFrame for a value that cannot be part of a message."""
+        encoded = self._encoded(batch)
+        self.body_bytes += pc.sum(pc.binary_length(encoded["body"])).as_py() or 0
+        return encoded
+
+    def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         rows = batch.num_rows
         if self._plan.message_type is not None:
             due_at = batch[DUE_AT] if DUE_AT in self._plan.staged else None
@@ -121,7 +128,7 @@ class RowEncoder:
             given = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = {name: self._column(name, given.get(name), rows) for name in self._plan.staged}
         if "headers" in columns:
-            columns["headers"] = pa.array(self._headers(given, columns, rows), pa.string())
+            columns["headers"] = self._headers(given, columns, rows)
         encoded = pa.record_batch(list(columns.values()), schema=self._staged)
         if self._plan.topic is not None:
             return self._routed(encoded)
@@ -231,11 +238,14 @@ class RowEncoder:
             raise InvalidDataFrame(f"Column id for queue {self._plan.label}: {bad[:100]!r} is not a UUID.") from error
         return pc.coalesce(pa.array(given, pa.binary(16)), ids)
 
-    def _headers(self, given: dict[str, pa.Array], columns: dict[str, pa.Array], rows: int) -> list[str]:
+    def _headers(self, given: dict[str, pa.Array], columns: dict[str, pa.Array], rows: int) -> pa.Array:
         """The stored headers of every row: checked, with the columns that are headers as well, under the names of the
         table's readers."""
         column = given.get("headers")
-        stored = [self._plan.headers or "{}"] * rows if column is None else list(self._checked_headers(column))
+        checked = pa.repeat(self._plan.headers or "{}", rows) if column is None else self._checked_headers(column)
+        if self._plan.topic is None and not self._plan.foreign and not columns.keys() & _HEADER_OF.keys():
+            return checked
+        stored = checked.to_pylist()
         if self._plan.topic is not None and column is not None:
             of_topic = {messages.TOPIC: self._plan.topic}
             stored = [messages.encode_headers(messages.decode_headers(text) | of_topic) for text in stored]
@@ -251,16 +261,22 @@ class RowEncoder:
             stored = [
                 messages.to_nservicebus(text, uuid.UUID(bytes=id_)) for text, id_ in zip(stored, ids, strict=True)
             ]
-        return stored
+        return pa.array(stored, pa.string())
 
-    def _checked_headers(self, column: pa.Array) -> Iterator[str]:
+    def _checked_headers(self, column: pa.Array) -> pa.Array:
+        if pa.types.is_map(column.type):
+            return pa.array(list(self._checked(column.to_pylist())), pa.string())
+        # Most rows have the same few.
+        found = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
+        return pa.array(list(self._checked(found.dictionary.to_pylist())), pa.string()).take(found.indices)
+
+    def _checked(self, values: Iterable[Any]) -> Iterator[str]:
         encode, decode = messages.encode_headers, msgspec.json.Decoder(dict[str, str]).decode
-        is_map = pa.types.is_map(column.type)
-        for value in column.to_pylist():
+        for value in values:
             try:
                 if value is None:
                     yield "{}"
-                elif is_map:
+                elif not isinstance(value, str):
                     yield encode(dict(value))
                 elif "\\u0000" in value:
                     yield encode(decode(value))

@@ -29,11 +29,11 @@ class StagingLost(SparkSinkError):
     The database crashed since the task staged them (staging tables are not logged), or an operator dropped the table.
     """
 
-    def __init__(self, table: str, expected: int, found: int | None) -> None:
+    def __init__(self, table: str, expected: int, found: int | None, unit: str = "rows") -> None:
         self.table, self.expected, self.found = table, expected, found
-        what = "is gone" if found is None else f"holds {found} rows"
+        what = "is gone" if found is None else f"holds {found} {unit}"
         super().__init__(
-            f"The staging table {table} {what}, its task wrote {expected} rows. Nothing was published; "
+            f"The staging table {table} {what}, its task wrote {expected} {unit}. Nothing was published; "
             "run the job again."
         )
 

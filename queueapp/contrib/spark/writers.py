@@ -53,6 +53,7 @@ class Staged(WriterCommitMessage):
     refused: int = 0
     #: Of a topic: rows that enter each of its queues.
     entered: tuple[int, ...] = ()
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ class Sink:
             rows = client.append(job, context.partitionId(), encoder.schema, whole)
             return replace(message, rows=rows, refused=encoder.refused)
         table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, whole)
-        return replace(message, table=table, rows=rows, refused=encoder.refused, entered=tuple(encoder.entered))
+        return replace(
+            message, table=table, rows=rows, refused=encoder.refused, entered=tuple(encoder.entered),
+            body_bytes=encoder.body_bytes,
+        )  # fmt: skip
 
     def commit(self, job: str, publish_id: str, batch_id: int, streaming: bool, staged: Sequence[Staged]) -> None:
         """Publish the winners' rows and clear the staging away; called on the driver."""
@@ -116,7 +120,8 @@ class Sink:
             entered = {m.table: m.entered for m in staged if m.table is not None and m.entered}
             if self.max_depth is not None and winners:
                 client.wait_for_room(self.max_depth)
-            added = client.publish(Publication(publish_id, batch_id, winners, streaming, entered))
+            body_bytes = {m.table: m.body_bytes for m in staged if m.table is not None}
+            added = client.publish(Publication(publish_id, batch_id, winners, streaming, entered, body_bytes))
             self.clean(client, job)
         else:
             added = sum(message.rows for message in staged)

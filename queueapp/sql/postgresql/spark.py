@@ -104,6 +104,17 @@ class PostgresqlSparkSql(SparkSql):
             f"ON CONFLICT ({', '.join(self._l[name] for name in names[:3])}) DO NOTHING"
         )
 
+    def recorded_rows(self) -> str:
+        # Index: the unique (queue, publish_id, batch_id). Safe: read after the conflict, so the row is committed.
+        c = self._l
+        keys = " AND ".join(f"{c[name]} = %s" for name in ("queue", "publish_id", "batch_id"))
+        return f"SELECT {c['rows']} FROM {self._ledger} WHERE {keys}"
+
+    def staged_bytes(self, name: StagingName) -> str:
+        # Index: none, a scan of the staging table; a body that is stored apart is not fetched for its length. Safe: the
+        # table belongs to one task, which is done.
+        return f"SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM {name.name}"
+
     def forget(self) -> str:
         # Index: the unique (queue, publish_id, batch_id), a range of its third column. Safe: Spark replays only the
         # batch after the last one in its commit log, and that one is far inside what is kept.

@@ -116,6 +116,16 @@ class SqlServerSparkSql(SparkSql):
             f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH ({EXISTING}) WHERE {same})"
         )
 
+    def recorded_rows(self) -> str:
+        # Index and safety as on PostgreSQL.
+        c = self._l
+        keys = " AND ".join(f"{c[name]} = ?" for name in ("queue", "publish_id", "batch_id"))
+        return f"SELECT {c['rows']} FROM {self._ledger} WHERE {keys}"
+
+    def staged_bytes(self, name: StagingName) -> str:
+        # Index: none, a scan of the staging table. Safe: the table belongs to one task, which is done.
+        return f"SELECT COALESCE(SUM(CAST(DATALENGTH([body]) AS bigint)), 0) FROM [{name.name}]"
+
     def forget(self) -> str:
         # Index and safety as on PostgreSQL.
         c = self._l

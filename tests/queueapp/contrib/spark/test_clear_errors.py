@@ -76,6 +76,12 @@ def test_a_wrong_option_is_named_with_what_is_accepted(options: dict[str, str], 
             "columns that a message has not: text. Accepted columns are body, headers, id",
         ),
         ("id string", {}, InvalidDataFrame, "has no column body; it has id"),
+        (
+            "body string, dedupe_key string",
+            {},
+            InvalidDataFrame,
+            r"Keep one row of each key \(dropDuplicates\).* or send the rows with send_many",
+        ),
         ("body int", {}, InvalidDataFrame, "Column body .* is int; it must be binary or string"),
         (
             "body string, expires timestamp_ntz",

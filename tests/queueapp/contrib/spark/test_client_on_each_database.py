@@ -95,6 +95,24 @@ def test_rows_that_are_missing_fail_the_whole_publication(client: SinkClient) ->
     assert not SparkCommit.objects.using(client.database.alias).exists()
 
 
+def test_bodies_that_are_not_those_of_the_task_fail_the_whole_publication(client: SinkClient) -> None:
+    first, second = stage(client, ROW, ROW), stage(client, ROW)
+    sizes = {first[0]: 512, second[0]: 255}
+    with pytest.raises(StagingLost, match="holds 256 bytes of bodies, its task wrote 255 bytes"):
+        client.publish(Publication("p", 0, [first, second], False, body_bytes=sizes))
+    assert not Urgent.objects.using(client.database.alias).exists()
+    assert client.publish(Publication("p", 0, [first, second], False, body_bytes=sizes | {second[0]: 256})) == 3
+
+
+def test_a_repetition_with_other_rows_is_logged(client: SinkClient, caplog: pytest.LogCaptureFixture) -> None:
+    same, other = stage(client, ROW), stage(client, ROW, ROW)
+    for staged, added in ((same, 1), (same, 0)):
+        assert client.publish(Publication("p", 3, [staged], streaming=True)) == added
+    assert caplog.text == ""
+    assert client.publish(Publication("p", 3, [other], streaming=True)) == 0
+    assert "publication p, batch 3, was committed with 1 rows" in caplog.text
+
+
 def test_a_task_that_writes_straight_into_the_queue(client: SinkClient) -> None:
     encoder = RowEncoder(client.plan)
     batches = iter([encoder.encode(pa.record_batch({"body": ["1", "2"]}))])

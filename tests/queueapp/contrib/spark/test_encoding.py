@@ -46,6 +46,20 @@ def test_given_ids_are_kept_and_missing_ones_made() -> None:
     assert second.version == 7
 
 
+def test_bytes_of_bodies_are_counted() -> None:
+    encoder = RowEncoder(plan("id", "body"))
+    for bodies in (["x", None], ["grün"]):
+        encoder.encode(pa.record_batch({"body": bodies}))
+    assert encoder.body_bytes == 6
+
+
+def test_headers_that_many_rows_share_are_checked_and_kept_in_order() -> None:
+    given = ['{"a": "1"}', None, '{"a": "2"}', '{"a": "1"}', None]
+    batch = pa.record_batch({"body": ["x"] * 5, "headers": given})
+    encoded = RowEncoder(plan("headers", "body")).encode(batch)
+    assert encoded["headers"].to_pylist() == [text or "{}" for text in given]
+
+
 def test_nulls_become_what_the_columns_default_to() -> None:
     batch = pa.record_batch(
         {

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +26,6 @@ from queueapp.models import SparkCommit
 from queueapp.sql import spark_sql
 from queueapp.sql.spark import StagingName
 from tests.in_process_worker import eventually
-from tests.queueapp.contrib.spark import killed_driver
 from tests.queueapp.contrib.spark.conftest import staging_tables
 from tests.queueapp.contrib.spark.samples import failing_source
 from tests.testapp.models import Leased
@@ -44,8 +39,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 def publish_badly(spark: SparkSession, kind: str, **options: Any) -> None:
     frame = spark.range(0, 300, 1, 3).selectExpr("cast(id as string) as body")
     with TemporaryDirectory() as marks:
-        spark.dataSource.register(failing_source(take_snapshot(), kind, Path(marks)))
-        frame.write.format("failing_queue").option("queue", "testapp.Leased").options(**options).mode("append").save()
+        source = failing_source(take_snapshot(), kind, Path(marks))
+        spark.dataSource.register(source)
+        frame.write.format(source.name()).option("queue", "testapp.Leased").options(**options).mode("append").save()
 
 
 def bodies() -> list[int]:
@@ -226,6 +222,38 @@ def test_cleaning_drops_the_jobs_tables_and_old_ones_and_no_others(client: Postg
     assert own_value[0] not in staging_tables()
 
 
+class IsCleanedInTheMiddle(PostgresqlClient):
+    """Another job's janitor, which takes its staging for a dead job's, comes between its two moves."""
+
+    janitor: threading.Thread | None = None
+
+    def _move(self, connection: Any, table: StagingName, count: int, entered: Any) -> None:
+        super()._move(connection, table, count, entered)
+        if IsCleanedInTheMiddle.janitor is None:
+            IsCleanedInTheMiddle.janitor = threading.Thread(target=make_client().clean, args=(table.job, 24))
+            IsCleanedInTheMiddle.janitor.start()
+            eventually(lambda: self.execute(connection, WAITS_FOR, (connection.info.backend_pid,))[1][0][0])
+
+
+# Not pg_stat_activity, which is the same throughout a transaction.
+WAITS_FOR = "SELECT count(*) FROM pg_locks WHERE NOT granted AND %s = ANY(pg_blocking_pids(pid))"
+
+
+def test_a_janitor_that_comes_in_the_middle_of_a_commit_takes_all_or_nothing_of_it(client: PostgresqlClient) -> None:
+    # The tables in the order in which the janitor drops them: it stops at the first, and finds the second moved.
+    staged = sorted([stage(client, 0, 5), stage(client, 5, 5)])
+    cleaned = make_client(IsCleanedInTheMiddle)
+    try:
+        added = cleaned.publish(publication(*staged))
+    except StagingLost:
+        added = 0
+    assert IsCleanedInTheMiddle.janitor is not None
+    IsCleanedInTheMiddle.janitor.join()
+    assert (len(bodies()), SparkCommit.objects.count()) in ((10, 1), (0, 0))
+    assert added == len(bodies())
+    assert staging_tables() == []
+
+
 @pytest.fixture
 def role(client: PostgresqlClient) -> Iterator[str]:
     """A role that may do what docs/spark.md asks for, and nothing else."""
@@ -324,39 +352,3 @@ def test_a_message_type_beside_models_needs_no_django_on_executors(
     frame = spark.createDataFrame([(1, "a")], "number int, name string")
     publish(frame, message_type="tests.queueapp.contrib.spark.beside_models.Renamed")
     assert Leased.objects.get().body == b'{"number":1,"name":"a"}'
-
-
-@pytest.mark.parametrize(
-    ("kind", "published"),
-    [("hangs before the commit", 0), ("hangs in the middle", 0), ("hangs after the commit", killed_driver.ROWS)],
-)
-def test_a_driver_that_is_killed_publishes_all_or_nothing_and_its_successor_the_rest(
-    spark: SparkSession,
-    publish: Callable[..., None],
-    client: PostgresqlClient,
-    child_environment: dict[str, str],
-    tmp_path: Path,
-    kind: str,
-    published: int,
-) -> None:
-    # A session of its own, so that its JVM is killed with it.
-    command = [sys.executable, "-m", killed_driver.__name__, kind, str(tmp_path), "nightly"]
-    driver = subprocess.Popen(command, env=child_environment, start_new_session=True)
-    try:
-        eventually(lambda: (tmp_path / "reached").exists() or driver.poll() is not None, seconds=300)
-        assert driver.poll() is None, (tmp_path / "spark.log").read_text()
-    finally:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-    eventually(lambda: sink_sessions() == 0)
-    assert Leased.objects.count() == published
-    frame = spark.range(0, killed_driver.ROWS, 1, 3).selectExpr("cast(id as string) as body")
-    publish(frame, publish_id="nightly")
-    assert bodies() == list(range(killed_driver.ROWS))
-    assert SparkCommit.objects.count() == 1
-
-
-def sink_sessions() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'queueapp spark sink'")
-        return int(cursor.fetchone()[0])

@@ -67,6 +67,8 @@ def statements(sql: SparkSql) -> list[str]:
         sql.create_staging(NAME, ("id", "enters_0", "priority_0", "headers_12", DUE_AT, MARKS)),
         sql.probe_insert("delayed"),
         sql.depth(),
+        sql.recorded_rows(),
+        sql.staged_bytes(NAME),
     ]
 
 
@@ -136,6 +138,8 @@ def test_parameters_are_counted_right(vendor: str) -> None:
     sql = sql_of(vendor)
     assert sql.record().count(mark) == 5
     assert sql.forget().count(mark) == 3
+    assert sql.recorded_rows().count(mark) == 3
+    assert sql.staged_bytes(NAME).count(mark) == 0
     assert sql.move(NAME, STAGED, (), False).count(mark) == 0
     assert sql.move(NAME, STAGED, (), True).count(mark) == 1
     assert sql.move(NAME, ("id", "body"), ("headers", "recipient"), True).count(mark) == 3
@@ -183,7 +187,7 @@ def test_sql_server_gets_numbered_rows_with_text_ids_and_utc_times() -> None:
 class FakeConnection:
     """Stands for mssql-python's connection: notes what is executed and answers with row counts in order."""
 
-    description = None
+    description: tuple[str, ...] | None = None
 
     def __init__(self, *found: int) -> None:
         self.found = iter(found)
@@ -198,6 +202,10 @@ class FakeConnection:
     def execute(self, sql: str, *params: Any) -> None:
         self.log.append(sql.split(" (")[0])
         self.rowcount = next(self.found)
+        self.description = ("rows",) if sql.startswith("SELECT") else None
+
+    def fetchall(self) -> list[tuple[int]]:
+        return [(self.rowcount,)]
 
     def commit(self) -> None:
         self.log.append("COMMIT")
@@ -233,9 +241,9 @@ def test_on_sql_server_the_ledger_row_and_the_move_are_one_transaction(monkeypat
 
 
 def test_on_sql_server_a_known_publication_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeConnection(0)
+    fake = FakeConnection(0, 7)
     assert publish_on_sql_server(monkeypatch, fake) == 0
-    assert fake.log == ["INSERT INTO [queueapp_sparkcommit]", "COMMIT", "CLOSE"]
+    assert [text.split(" [")[0] for text in fake.log] == ["INSERT INTO", "SELECT", "COMMIT", "CLOSE"]
 
 
 def test_on_sql_server_a_missing_row_rolls_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
