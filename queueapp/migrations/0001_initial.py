@@ -751,6 +751,14 @@ class Migration(migrations.Migration):
                 ("rows", models.BigIntegerField(help_text="Messages added to the queue.")),
                 ("tasks", models.IntegerField(help_text="Spark tasks that staged them.")),
                 ("committed_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                (
+                    "pending",
+                    models.TextField(
+                        blank=True,
+                        help_text="The staging tables that are still to be moved, as JSON (atomic = false).",
+                        null=True,
+                    ),
+                ),
             ],
             options={
                 "ordering": ["-id"],

@@ -51,6 +51,9 @@ class SparkCommit(models.Model):
     rows = models.BigIntegerField(help_text="Messages added to the queue.")
     tasks = models.IntegerField(help_text="Spark tasks that staged them.")
     committed_at = UtcField(db_default=Now())
+    pending = models.TextField(
+        null=True, blank=True, help_text="The staging tables that are still to be moved, as JSON (atomic = false)."
+    )
 
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED

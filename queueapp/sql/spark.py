@@ -136,8 +136,8 @@ class SparkSql(abc.ABC):
         """The same for the ledger."""
 
     @abc.abstractmethod
-    def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
-        """The table of one task attempt."""
+    def create_staging(self, name: StagingName, attributes: Sequence[str], *, logged: bool = False) -> str:
+        """The table of one task attempt. ``logged``: it outlives a crash of the server."""
 
     @abc.abstractmethod
     def drop_staging(self, name: StagingName) -> str:
@@ -153,6 +153,19 @@ class SparkSql(abc.ABC):
     @abc.abstractmethod
     def recorded_rows(self) -> str:
         """The rows of a ledger row; parameters queue, publish_id, batch_id."""
+
+    @abc.abstractmethod
+    def set_pending(self) -> str:
+        """Set what is still to be moved of a publication; parameters the JSON or NULL, queue, publish_id, batch_id."""
+
+    @abc.abstractmethod
+    def lock_pending(self) -> str:
+        """What is still to be moved of a publication; its ledger row is locked until the transaction ends. Parameters
+        queue, publish_id, batch_id."""
+
+    @abc.abstractmethod
+    def list_pending(self) -> str:
+        """What is still to be moved of all publications."""
 
     @abc.abstractmethod
     def staged_bytes(self, name: StagingName) -> str:

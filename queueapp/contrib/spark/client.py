@@ -2,6 +2,7 @@
 
     attempt (executor)   stage()    own staging table, filled and committed in one go -> (table, rows)
     driver, success      publish()  ledger row + all winners' rows, one transaction; then drop the job's tables
+                                    (or: ledger row with the winners' names, then a transaction for each of them)
     driver, failure      clean()    drop the job's tables
     job killed           -          the next job's clean() drops tables older than the retention
 
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from ...sql.spark import DUE_AT, EVERYTHING, MARKS, Selection, SparkSql, StagingName
@@ -52,6 +54,23 @@ class Publication:
     entered: Mapping[str, Sequence[int]] = field(default_factory=dict)
     body_bytes: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def parts(self) -> list[Part]:
+        """The tables, with what is known of each."""
+        return [
+            Part(table, rows, tuple(self.entered.get(table, ())), self.body_bytes.get(table))
+            for table, rows in self.staged
+        ]
+
+
+class Part(NamedTuple):
+    """One table of a publication that is moved table by table, as JSON in ``SparkCommit.pending``."""
+
+    table: str
+    rows: int
+    entered: tuple[int, ...]
+    body_bytes: int | None
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -84,6 +103,8 @@ class SinkClient(abc.ABC):
     #: Whether the messages of a topic are journaled.
     journaled = False
     tables = Tables()
+    #: Whether a publication is one transaction. Else each of its tables is one, and outlives a crash of the server.
+    atomic = True
 
     def __init__(
         self, database: Database, target: QueueTarget | None, sql: SparkSql, plan: Plan, wake_channel: str | None
@@ -155,12 +176,19 @@ class SinkClient(abc.ABC):
             raise self.explained(error) from error
 
     def publish(self, publication: Publication) -> int:
-        """Move all staged rows into the queue, once; returns how many were added, 0 when it was done before.
+        """Move all staged rows into the queue, once; returns how many were added, 0 when it was done before. Where it
+        is not atomic, what an earlier run with its id has left is moved, and no other rows are.
 
         Tried again while the connection is lost: also a commit whose answer never came is safe to repeat, because the
         ledger knows. Raises StagingLost, SinkUnavailable.
         """
-        return self._with_retries(lambda: self._publish_once(publication))
+        if self.atomic:
+            return self._with_retries(lambda: self._publish_once(publication))
+        self._with_retries(lambda: self._begin(publication))
+        key, added = (self.plan.label, publication.publish_id, publication.batch_id), 0
+        while (moved := self._with_retries(lambda: self._move_next(key))) is not None:
+            added += moved
+        return added
 
     def clean(self, job: str, retention_hours: int) -> None:
         """Drop the staging tables of a finished job, and those of dead jobs."""
@@ -224,6 +252,34 @@ class SinkClient(abc.ABC):
             if publication.streaming and publication.batch_id > KEPT_BATCHES:
                 self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
         return rows
+
+    def _begin(self, publication: Publication) -> None:
+        """Record a publication whose tables are moved one by one, unless it is recorded."""
+        key, rows = (self.plan.label, publication.publish_id, publication.batch_id), publication.parts
+        with self.connect() as connection, self.transaction(connection):
+            given = (*key, sum(part.rows for part in rows), len(rows))
+            added, _ = self.execute(connection, self.sql.record(), given)
+            if added:
+                self.execute(connection, self.sql.set_pending(), (_json_of(rows) if rows else None, *key))
+                if publication.streaming and publication.batch_id > KEPT_BATCHES:
+                    self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
+
+    def _move_next(self, key: tuple[str, str, int]) -> int | None:
+        """Move the next table of a publication; returns how many rows it has, None when there is no table."""
+        with self.connect() as connection:
+            with self.transaction(connection):
+                _, ((pending,),) = self.execute(connection, self.sql.lock_pending(), key)
+                if not pending:
+                    return None
+                part, *rest = _parts_of(pending)
+                sizes = {} if part.body_bytes is None else {part.table: part.body_bytes}
+                try:
+                    self.move_all(connection, [(part.table, part.rows)], {part.table: part.entered}, sizes)
+                except StagingLost as error:
+                    raise error.of_part() from error
+                self.execute(connection, self.sql.set_pending(), (_json_of(rest) if rest else None, *key))
+            self.execute(connection, self.sql.drop_staging(StagingName.parse(part.table)))
+        return part.rows
 
     def may_hold_barrier(self, target: QueueTarget) -> bool:
         """Whether a row may be a barrier in this queue."""
@@ -303,9 +359,14 @@ class SinkClient(abc.ABC):
     def _clean(self, connection: Any, is_dead: Callable[[StagingName, int], bool]) -> None:
         _, ((now,),) = self.execute(connection, self.sql.clock)
         _, names = self.execute(connection, self.sql.list_staging)
-        for table in _readable(name for (name,) in names):
+        dead = [table for table in _readable(name for (name,) in names) if is_dead(table, int(now) // 1000)]
+        if not dead:
+            return
+        _, rows = self.execute(connection, self.sql.list_pending())
+        waiting = {part.table for (pending,) in rows for part in _parts_of(pending)}
+        for table in dead:
             # One by one and outside of a transaction: thousands of tables in one would exhaust the lock table.
-            if is_dead(table, int(now) // 1000):
+            if table.name not in waiting:
                 self.execute(connection, self.sql.drop_staging(table))
 
     def _with_retries(self, action: Callable[[], _T]) -> _T:
@@ -322,6 +383,14 @@ class SinkClient(abc.ABC):
             time.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
+
+
+def _json_of(parts: Sequence[Part]) -> str:
+    return msgspec.json.encode(parts).decode()
+
+
+def _parts_of(pending: str) -> list[Part]:
+    return msgspec.json.decode(pending, type=list[Part])
 
 
 def _readable(names: Iterable[str]) -> Iterator[StagingName]:

@@ -32,10 +32,16 @@ class StagingLost(SparkSinkError):
     def __init__(self, table: str, expected: int, found: int | None, unit: str = "rows") -> None:
         self.table, self.expected, self.found = table, expected, found
         what = "is gone" if found is None else f"holds {found} {unit}"
-        super().__init__(
-            f"The staging table {table} {what}, its task wrote {expected} {unit}. Nothing was published; "
-            "run the job again."
+        self._start = f"The staging table {table} {what}, its task wrote {expected} {unit}."
+        super().__init__(f"{self._start} Nothing was published; run the job again.")
+
+    def of_part(self) -> StagingLost:
+        """The error where other tables of the publication are moved already (atomic = false)."""
+        self.args = (
+            f"{self._start} Other tables of the publication are in the queue; those that wait are named in "
+            "SparkCommit.pending. Take this one out there, and run the job again for the rest.",
         )
+        return self
 
 
 def listed(names: Iterable[str]) -> str:

@@ -54,6 +54,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _MESSAGE_TYPE,
     Option(
+        "atomic",
+        bool,
+        True,
+        "false: the rows of each task are added in a transaction of their own, resumable by publish_id.",
+    ),
+    Option(
         "max_depth",
         int,
         None,
@@ -130,7 +136,11 @@ def _time(text: str) -> datetime | str:
     return found if found.tzinfo is not None else text
 
 
-_READ: dict[type, Callable[[str], Any]] = {int: _whole_number, datetime: _time}
+def _truth(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.strip().lower(), text)
+
+
+_READ: dict[type, Callable[[str], Any]] = {int: _whole_number, datetime: _time, bool: _truth}
 
 
 def read_options(given: Mapping[str, str], options: tuple[Option, ...] = OPTIONS) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class PostgresqlClient(SinkClient):
     ) -> tuple[str, int]:
         with self._adbc() as connection:
             name = StagingName.make(_one_value(connection, self.sql.clock) // 1000, job, partition, attempt)
-            _run(connection, self.sql.create_staging(name, self.plan.stored))
+            _run(connection, self.sql.create_staging(name, self.plan.stored, logged=not self.atomic))
             rows = _ingest(connection, name.name, schema, batches)
             connection.commit()
         return name.name, rows

@@ -50,7 +50,7 @@ class SqlServerClient(SinkClient):
         with self.connect() as connection:
             _, ((now,),) = self.execute(connection, self.sql.clock)
             name = StagingName.make(int(now) // 1000, job, partition, attempt)
-            self.execute(connection, self.sql.create_staging(name, self.plan.stored))
+            self.execute(connection, self.sql.create_staging(name, self.plan.stored, logged=not self.atomic))
             try:
                 rows = self._bulk_copy(connection, name.name, numbered(batches), ["ord", *self.plan.stored])
             except BaseException:

@@ -68,6 +68,7 @@ class Sink:
     guarantee: Guarantee
     retention_hours: int
     max_depth: int | None = None
+    atomic: bool = True
     tables: Tables = field(default_factory=Tables)
 
     def client(self) -> SinkClient:
@@ -84,6 +85,7 @@ class Sink:
             sql = spark_sql(vendor, target.table, self.ledger)
             client = make_client(self.database, target, sql, self.plan, self.wake_channel)
         client.tables = self.tables
+        client.atomic = self.atomic
         return client
 
     def write(self, job: str, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -115,7 +117,7 @@ class Sink:
             log.info("%s: %d rows do not match its filter and were left out.", self.target.label, refused)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             winners = [(m.table, m.rows) for m in sorted(staged, key=lambda m: m.partition) if m.table is not None]
-            if not winners and streaming:
+            if not winners and streaming and self.atomic:
                 return
             entered = {m.table: m.entered for m in staged if m.table is not None and m.entered}
             if self.max_depth is not None and winners:
@@ -148,6 +150,8 @@ def make_sink(snapshot: Snapshot, schema: StructType, options: dict[str, Any]) -
         raise InvalidOption(
             'format("queue") option delivery', guarantee.value, f"exactly_once for a topic, and with a column {DUE_AT}"
         )
+    if guarantee is not Guarantee.EXACTLY_ONCE and not options["atomic"]:
+        raise InvalidOption('format("queue") option atomic', False, "true, or absent, with delivery = at_least_once")
     stores = {state: table.db_table for state, table in snapshot.stores.items()}
     return Sink(
         database=snapshot.databases[target.database],
@@ -158,6 +162,7 @@ def make_sink(snapshot: Snapshot, schema: StructType, options: dict[str, Any]) -
         guarantee=guarantee,
         retention_hours=options["staging_retention_hours"],
         max_depth=options["max_depth"],
+        atomic=options["atomic"],
         tables=Tables(stores.get("delayed", ""), stores.get("journal", "")),
     )
 

@@ -83,11 +83,12 @@ class PostgresqlSparkSql(SparkSql):
     def probe_ledger(self) -> str:
         return self._record("SELECT NULL::text, NULL::text, NULL::bigint, NULL::bigint, NULL::integer WHERE false")
 
-    def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
-        # Unlogged: the move writes these rows to the WAL once, and that is enough. A server crash empties the table,
-        # and then the move touches fewer rows than the task reported, which fails the publication.
+    def create_staging(self, name: StagingName, attributes: Sequence[str], *, logged: bool = False) -> str:
+        # Unlogged where all tables are moved at once: the move writes these rows to the WAL once, and that is enough. A
+        # server crash empties the table, and then the move touches fewer rows than the task reported, which fails the
+        # publication.
         columns = ", ".join(f"{attribute} {self._types[attribute_of(attribute)]}" for attribute in attributes)
-        return f"CREATE UNLOGGED TABLE {name.name} ({columns})"
+        return f"CREATE {'' if logged else 'UNLOGGED '}TABLE {name.name} ({columns})"
 
     def drop_staging(self, name: StagingName) -> str:
         return f"DROP TABLE IF EXISTS {name.name}"
@@ -106,9 +107,24 @@ class PostgresqlSparkSql(SparkSql):
 
     def recorded_rows(self) -> str:
         # Index: the unique (queue, publish_id, batch_id). Safe: read after the conflict, so the row is committed.
-        c = self._l
-        keys = " AND ".join(f"{c[name]} = %s" for name in ("queue", "publish_id", "batch_id"))
-        return f"SELECT {c['rows']} FROM {self._ledger} WHERE {keys}"
+        return f"SELECT {self._l['rows']} FROM {self._ledger} WHERE {self._key()}"
+
+    def _key(self) -> str:
+        return " AND ".join(f"{self._l[name]} = %s" for name in ("queue", "publish_id", "batch_id"))
+
+    def set_pending(self) -> str:
+        # Index: the unique (queue, publish_id, batch_id). Safe: in the transaction that inserted or locked the row.
+        return f"UPDATE {self._ledger} SET {self._l['pending']} = %s WHERE {self._key()}"
+
+    def lock_pending(self) -> str:
+        # Index: the same. Safe: of two drivers that go on with one publication, the second waits, and then sees what is
+        # left.
+        return f"SELECT {self._l['pending']} FROM {self._ledger} WHERE {self._key()} FOR UPDATE"
+
+    def list_pending(self) -> str:
+        # Index: none, a scan of the ledger, only when a janitor has found tables of dead jobs. Locks nothing; safe: a
+        # table that is taken off the list meanwhile is moved, and dropped by who moved it.
+        return f"SELECT {self._l['pending']} FROM {self._ledger} WHERE {self._l['pending']} IS NOT NULL"
 
     def staged_bytes(self, name: StagingName) -> str:
         # Index: none, a scan of the staging table; a body that is stored apart is not fetched for its length. Safe: the

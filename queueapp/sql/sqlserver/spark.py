@@ -93,7 +93,7 @@ class SqlServerSparkSql(SparkSql):
         # No rows and no index, as above.
         return f"SELECT TOP (0) {', '.join(self._l.values())} FROM {self._ledger}"
 
-    def create_staging(self, name: StagingName, attributes: Sequence[str]) -> str:
+    def create_staging(self, name: StagingName, attributes: Sequence[str], *, logged: bool = False) -> str:
         # ord: a heap has no order, and a FIFO queue needs the order of the partition. A heap and not a clustered
         # index, because bulk copy into an empty heap is minimally logged.
         columns = ", ".join(f"[{name}] {self._types[attribute_of(name)]} NULL" for name in attributes)
@@ -118,9 +118,22 @@ class SqlServerSparkSql(SparkSql):
 
     def recorded_rows(self) -> str:
         # Index and safety as on PostgreSQL.
-        c = self._l
-        keys = " AND ".join(f"{c[name]} = ?" for name in ("queue", "publish_id", "batch_id"))
-        return f"SELECT {c['rows']} FROM {self._ledger} WHERE {keys}"
+        return f"SELECT {self._l['rows']} FROM {self._ledger} WHERE {self._key()}"
+
+    def _key(self) -> str:
+        return " AND ".join(f"{self._l[name]} = ?" for name in ("queue", "publish_id", "batch_id"))
+
+    def set_pending(self) -> str:
+        # Index and safety as on PostgreSQL.
+        return f"UPDATE {self._ledger} SET {self._l['pending']} = ? WHERE {self._key()}"
+
+    def lock_pending(self) -> str:
+        # Index and safety as on PostgreSQL.
+        return f"SELECT {self._l['pending']} FROM {self._ledger} WITH (UPDLOCK, {EXISTING}) WHERE {self._key()}"
+
+    def list_pending(self) -> str:
+        # Index and safety as on PostgreSQL.
+        return f"SELECT {self._l['pending']} FROM {self._ledger} WHERE {self._l['pending']} IS NOT NULL"
 
     def staged_bytes(self, name: StagingName) -> str:
         # Index: none, a scan of the staging table. Safe: the table belongs to one task, which is done.

@@ -32,6 +32,7 @@ def test_options_have_defaults() -> None:
         "delivery": Guarantee.EXACTLY_ONCE,
         "topic": None,
         "message_type": None,
+        "atomic": True,
         "max_depth": None,
         "publish_id": None,
         "staging_retention_hours": 24,
@@ -49,12 +50,13 @@ def test_option_names_are_read_as_spark_gives_them() -> None:
         ({}, "option queue = None is not accepted: it must be the label"),
         (
             {"queue": "a.B", "dbtable": "x"},
-            "unknown option 'dbtable'; known options are delivery, max_depth, message_type",
+            "unknown option 'dbtable'; known options are atomic, delivery, max_depth",
         ),
         ({"queue": "a.B", "delivery": "twice"}, "delivery = 'twice' .* one of 'exactly_once', 'at_least_once'"),
         ({"queue": "a.B", "staging_retention_hours": "0"}, "staging_retention_hours = 0 .* from 1 to 720"),
         ({"queue": "a.B", "staging_retention_hours": "many"}, "staging_retention_hours = 'many' .* whole number"),
         ({"queue": "a.B", "publish_id": "x" * 201}, "publish_id = "),
+        ({"queue": "a.B", "atomic": "perhaps"}, "atomic = 'perhaps' .* True or False"),
         ({"queue": "a.B", "message_type": "no dots"}, "message_type = 'no dots'"),
     ],
 )

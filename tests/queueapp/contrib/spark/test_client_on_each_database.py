@@ -104,6 +104,40 @@ def test_bodies_that_are_not_those_of_the_task_fail_the_whole_publication(client
     assert client.publish(Publication("p", 0, [first, second], False, body_bytes=sizes | {second[0]: 256})) == 3
 
 
+def test_a_publication_in_parts_is_gone_on_with_where_its_driver_was_killed(client: SinkClient) -> None:
+    queue = Urgent.objects.using(client.database.alias)
+    client.atomic = False
+    staged = [stage(client, *({"body": b"%d" % (10 * part + n)} for n in range(10))) for part in range(3)]
+    first = Publication("p", 0, staged, False)
+    # What is there when the driver is killed after the first part.
+    client._begin(first)
+    assert client._move_next((client.plan.label, "p", 0)) == 10
+    assert [int(row.body) for row in queue.order_by("seq")] == list(range(10))
+    # A janitor leaves what waits; the next run moves it, and adds nothing of its own.
+    client.clean(JOB, 24)
+    assert sorted(tables(client)) == sorted(name for name, _ in staged[1:])
+    second = Publication("p", 0, [stage(client, *({"body": b"%d" % n} for n in range(30)))], False)
+    assert client.publish(second) == 20
+    assert client.publish(second) == 0
+    assert [int(row.body) for row in queue.order_by("seq")] == list(range(30))
+    commit = SparkCommit.objects.using(client.database.alias).get()
+    assert (commit.rows, commit.tasks, commit.pending) == (30, 3, None)
+    client.clean(JOB, 24)
+    assert tables(client) == []
+
+
+def test_a_lost_part_is_named_and_the_others_stay(client: SinkClient) -> None:
+    client.atomic = False
+    first, second = stage(client, ROW), stage(client, ROW)
+    with client.connect() as connection:
+        client.execute(connection, client.sql.drop_staging(StagingName.parse(second[0])))
+    with pytest.raises(StagingLost, match=f"{second[0]} is gone.* Other tables .* Take this one out"):
+        client.publish(Publication("p", 0, [first, second], False))
+    assert Urgent.objects.using(client.database.alias).count() == 1
+    commit = SparkCommit.objects.using(client.database.alias).get()
+    assert second[0] in (commit.pending or "")
+
+
 def test_a_repetition_with_other_rows_is_logged(client: SinkClient, caplog: pytest.LogCaptureFixture) -> None:
     same, other = stage(client, ROW), stage(client, ROW, ROW)
     for staged, added in ((same, 1), (same, 0)):

@@ -68,6 +68,10 @@ def statements(sql: SparkSql) -> list[str]:
         sql.probe_insert("delayed"),
         sql.depth(),
         sql.recorded_rows(),
+        sql.set_pending(),
+        sql.lock_pending(),
+        sql.list_pending(),
+        sql.create_staging(NAME, STAGED, logged=True),
         sql.staged_bytes(NAME),
     ]
 
