@@ -12,9 +12,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from .. import delayed, registry
-from ..delayed.store import delete_rows
 from ..errors import InvalidOption, QueueNotFound
-from ..models import DelayedMessage, Now
+from ..models import DelayedMessage
+from ..operations import bulk_operations, selections
 from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .formatting import display, untrusted
@@ -30,26 +30,15 @@ class DestinationFilter(BoundedFilter):
 
     title = "destination"
     parameter_name = "destination"
-    UNKNOWN = "(no such queue)"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [
-            *((name, _in_words(name)) for name in _known(model_admin.database(request))),
-            (self.UNKNOWN, "no such queue"),
+            *((name, _in_words(name)) for name in selections.destinations(model_admin.database(request))),
+            (selections.NO_SUCH_QUEUE, "no such queue"),
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() is None:
-            return queryset
-        if self.value() == self.UNKNOWN:
-            return queryset.exclude(destination__in=_known(queryset.db))
-        return queryset.filter(destination=self.value())
-
-
-def _known(alias: str) -> list[str]:
-    """The destinations of messages in this database: its queues, and those of other databases."""
-    elsewhere = (name for names in delayed.addresses(alias).values() for name in names)
-    return sorted([*(queue._meta.label for queue in registry.queues), *elsewhere])
+        return selections.filtered(queryset, "destination", self.value())
 
 
 def _in_words(destination: str) -> str:
@@ -62,24 +51,12 @@ class DueFilter(admin.SimpleListFilter):
 
     title = "due"
     parameter_name = "when"
-    _before = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [("overdue", "overdue"), ("hour", "within an hour"), ("day", "within a day"), ("week", "within a week")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() == "overdue":
-            return queryset.filter(due__lte=Now())
-        before = self._before.get(str(self.value()))
-        return queryset.filter(due__lte=Now() + before) if before is not None else queryset
-
-
-def _make_due(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return delayed.make_due(page.model.objects.using(page.database(request)).filter(pk__in=keys))
-
-
-def _cancel(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return delete_rows(page.model.objects.using(page.database(request)).filter(pk__in=keys))
+        return selections.filtered(queryset, "when", self.value())
 
 
 _GONE = "dispatched or cancelled meanwhile"
@@ -92,7 +69,7 @@ OPERATIONS = (
         "The messages become due at once; the dispatcher moves them to their queues within about a second.",
         _GONE,
         "dispatch",
-        _make_due,
+        bulk_operations.make_due,
         question="Dispatch {} now",
     ),
     Operation(
@@ -102,7 +79,7 @@ OPERATIONS = (
         "Cancelled messages are deleted for good and never reach their queues.",
         _GONE,
         "delete",
-        _cancel,
+        bulk_operations.delete,
         flag=DELETION,
         dangerous=True,
         answer="Yes, cancel",
@@ -161,7 +138,7 @@ class DelayedAdmin(MessageAdmin):
 
     @admin.display(description="destination")
     def destination_queue(self, row: Any) -> Any:
-        if row.destination in _known(row._state.db):
+        if row.destination in selections.destinations(row._state.db):
             return untrusted.inline(_in_words(row.destination))
         try:
             registry.queues.find(row.destination)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, PAGE_VAR, SEARCH_VAR
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -31,7 +32,7 @@ from ..messages import read_head
 from ..models import BytesField, Now, UtcField
 from ..sql import nonblocking
 from . import body_reader
-from .databases import OfDatabases
+from .databases import PARAMETER, OfDatabases
 from .formatting import display, untrusted
 from .large_tables import content_search
 from .large_tables.lists import BoundedChangeList, ByteLength, CappedPaginator, Start
@@ -121,6 +122,13 @@ class MessageAdmin(OfDatabases):
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return (self.list_order,) if self.list_order.lstrip("-") == self.opts.pk.name else (self.list_order, "pk")
+
+    def filters_of(self, request: HttpRequest) -> dict[str, str] | None:
+        """The filters in the address of the list; None: a search or a jump restricts it as well."""
+        names = request.GET.keys() - {PARAMETER, ORDER_VAR, PAGE_VAR, ALL_VAR}
+        if names & {SEARCH_VAR} and request.GET.get(SEARCH_VAR, "").strip():
+            return None
+        return {name: str(request.GET[name]) for name in names - {SEARCH_VAR}}
 
     def prepare_rows(self, rows: list[Any]) -> None:
         """Called once with the rows of a page, to fetch related data in one query."""

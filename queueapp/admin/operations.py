@@ -1,20 +1,21 @@
 """Operations on messages: one description per operation, and one code path that carries all of them out.
 
-    button or action menu --POST--> confirm page (what, how many, options) --POST--> batches --> log entry --> message
+    button or action menu --POST--> confirm page (what, how many, options) --POST--> batch --> log entry --> message
+                                                         or, above IN_REQUEST, --POST--> log entry --> background
 
-An operation works on keys in batches that commit one by one, not on objects in memory, so that "select all" over a
-hundred thousand rows works and a killed process loses only the rest. Its permission is checked when the menu is built
-and again when it runs. It may skip rows (leased, gone, locked); the answer reports how many.
+An operation works on keys and not on objects in memory. "Select all" of more than ``IN_REQUEST`` messages becomes an
+operation that maintenance carries out (``operations.bulk_operations``). The permission is checked when the menu is
+built and again when the operation starts. It may skip rows (leased, gone, locked); the answer reports how many.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
 import django
@@ -26,12 +27,15 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connections
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 
+from ..models import BulkOperation
+from ..operations import bulk_operations
+from ..operations.selections import Source
 from ..signals import log as operations_log
 from ..sql import nonblocking
 from .formatting import display
@@ -39,9 +43,11 @@ from .formatting.untrusted import visible
 from .large_tables import search
 from .large_tables.lists import capped_count
 
-#: Rows per transaction.
+#: So many messages are done in the request. "Select all" of more is carried out in the background.
+IN_REQUEST = 200
+#: Rows per transaction of a request, and the time within which it answers; if there are more rows, the answer says so.
+#: It does more than ``IN_REQUEST`` only for a filter or a search that the background does not know.
 BATCH = 1000
-#: A request answers within this time; if there are more rows, the answer says so.
 TIME = timedelta(seconds=20)
 #: Messages named on the confirm page; the others are counted.
 SHOWN = 10
@@ -53,10 +59,16 @@ class Options(forms.Form):
     """The options of the confirm page; subclasses add fields."""
 
 
-class Run(Protocol):
-    """Carries an operation out on one batch of keys, in one transaction, and returns how many rows it changed."""
+class Rate(forms.Form):
+    """The field that the confirm page of a background operation has beside its options."""
 
-    def __call__(self, page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int: ...
+    rate = forms.FloatField(
+        required=False,
+        min_value=0.01,
+        max_value=bulk_operations.MAX_RATE,
+        label="Messages a second",
+        help_text="Empty: as fast as it can.",
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class Operation:
     explanation: str  #: the effect, for the confirm page
     skipped: str  #: why a row may have been skipped
     permission: str  #: ``page.has_<permission>_permission``
-    run: Run
+    run: bulk_operations.Run
     flag: int = CHANGE
     options: type[Options] = Options
     dangerous: bool = False
@@ -112,7 +124,6 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
     chosen = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME)))
     up_to = _whole_number(request.POST.get("up_to"))
     confirmed = "confirmed" in request.POST and (up_to is not None or not across)
-    form = op.options(request.POST) if confirmed else op.options()
     if across:
         # Messages that arrive after the page was shown are not confirmed.
         up_to = up_to if confirmed else _newest(queryset)
@@ -120,16 +131,60 @@ def _perform(op: Operation, page: Any, request: HttpRequest, queryset: QuerySet[
     if not across and not queryset.exists():
         _report(op, page, request, chosen, Done(0))
         return None
+    asked = capped_count(queryset) if across else chosen
+    filters = _background_filters(op, page, request, queryset.db) if across and asked > IN_REQUEST else None
+    options = op.options if filters is None else type("Background", (op.options, Rate), {})
+    form = options(request.POST) if confirmed else options()
     if not confirmed or not form.is_valid():
         return confirm_page(
-            op, page, request, queryset, post_to=request.get_full_path(), form=form, across=across, up_to=up_to
-        )
+            op, page, request, queryset, post_to=request.get_full_path(), form=form, across=across, up_to=up_to,
+            in_background=filters is not None,
+        )  # fmt: skip
+    source = Source(page.model, queryset.db)
+    if filters is not None:
+        return _start(op, page, request, source, filters, form.cleaned_data, up_to)
     selected = [] if across else list(queryset.order_by("pk")[: LOGGED_ONE_BY_ONE + 1])
-    asked = capped_count(queryset) if across else chosen
-    done = _in_batches(partial(op.run, page, request), queryset, form.cleaned_data)
+    done = _in_batches(op, source, queryset, form.cleaned_data, request.user.get_username())
+    for text, count in Counter(done.errors).most_common(SHOWN):
+        page.message_user(request, f"{display.messages(count)} not {op.done}: {visible(text)[:300]}", messages.ERROR)
     _log(op, page, request, selected, done.changed, form.cleaned_data)
     _report(op, page, request, asked, done)
     return None
+
+
+def _background_filters(op: Operation, page: Any, request: HttpRequest, alias: str) -> dict[str, str] | None:
+    """The filters of the list, for an operation in the background; None: it knows not all of them, or not the
+    operation."""
+    filters = page.filters_of(request)
+    can_start = filters is not None and bulk_operations.can_start(Source(page.model, alias), op.name, filters)
+    return filters if can_start else None
+
+
+def _start(
+    op: Operation,
+    page: Any,
+    request: HttpRequest,
+    source: Source,
+    filters: dict[str, str],
+    options: dict[str, Any],
+    up_to: int | None,
+) -> HttpResponse:
+    rate = options.pop("rate")
+    started = bulk_operations.start(source, op.name, filters, options, last=up_to, rate=rate, by=request.user)
+    limit = {} if rate is None else {"rate": rate}
+    chosen = "".join(f", {name}: {value}" for name, value in {**options, **limit}.items() if value not in ("", None))
+    matching = visible(unquote_plus(request.GET.urlencode())) or "no filter"
+    text = f"{op.label}{chosen}: started {started} on all that matched {matching}"
+    log_entry(page, request, text[:4000], about=str(started), flag=op.flag).save()
+    return to_operation(page, request, started)
+
+
+def to_operation(page: Any, request: HttpRequest, started: BulkOperation) -> HttpResponse:
+    """A redirect to the page of an operation that was just started."""
+    page.message_user(request, f"{str(started).capitalize()} has started.", messages.SUCCESS)
+    of_operations = page.admin_site._registry.get(BulkOperation)
+    address = of_operations.url_of(started) if of_operations is not None else request.get_full_path()
+    return HttpResponseRedirect(address)
 
 
 def is_gone(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> bool:
@@ -142,30 +197,30 @@ def is_gone(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> bool:
 
 
 class Done(NamedTuple):
-    """The result: rows changed, and why the operation stopped early ('': it did not)."""
+    """The result: rows changed, why the operation stopped early ('': it did not), and the errors of messages."""
 
     changed: int
     stopped: str = ""
+    errors: tuple[str, ...] = ()
 
 
-def _in_batches(
-    run: Callable[[list[int], dict[str, Any]], int], queryset: QuerySet[Any], options: dict[str, Any]
-) -> Done:
+def _in_batches(op: Operation, source: Source, queryset: QuerySet[Any], options: dict[str, Any], by: str) -> Done:
     keys_in_order = queryset.order_by("pk").values_list("pk", flat=True)
     end = monotonic() + TIME.total_seconds()
     changed, last = 0, None
+    errors: list[str] = []
     while True:
         rest = keys_in_order if last is None else keys_in_order.filter(pk__gt=last)
         keys = list(rest[:BATCH])
         if not keys:
-            return Done(changed)
+            return Done(changed, errors=tuple(errors))
         if last is not None and monotonic() > end:
             return Done(
                 changed,
                 f"Stopped after {TIME.seconds} seconds; there are more messages: repeat the operation for the rest.",
             )
         try:
-            changed += run(keys, options)
+            result = op.run(source, keys, options, by)
         except DatabaseError as error:
             if connections[queryset.db].in_atomic_block:
                 raise
@@ -174,6 +229,8 @@ def _in_batches(
             return Done(
                 changed, f"Stopped by the database ({type(error).__name__}): repeat the operation for the rest."
             )
+        changed += result.changed
+        errors += result.errors.values()
         last = keys[-1]
 
 
@@ -187,6 +244,7 @@ def confirm_page(
     form: Options | None = None,
     across: bool = False,
     up_to: int | None = None,
+    in_background: bool = False,
 ) -> HttpResponse:
     """The page that shows the operation and the number of messages, and asks for confirmation. Changes nothing."""
     count = capped_count(queryset)
@@ -201,6 +259,7 @@ def confirm_page(
         request,
         title=f"{op.question or op.label + ' {}'}?".format(display.messages(count, search.COUNTED)),
         explanation=op.explanation,
+        in_background=in_background,
         filters=visible(unquote_plus(request.GET.urlencode())) if across else None,
         few=[page.describe(row) for row in few],
         more=display.at_least(count - len(few), search.COUNTED - len(few)) if count > len(few) else "",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION
 from django.db import Error, connections, transaction
 from django.db.models import QuerySet
@@ -20,8 +20,8 @@ from django.utils.safestring import SafeString
 
 from .. import inline, registry
 from ..errors import QueueNotFound
-from ..failures import poison_operations
 from ..models import PoisonMessage
+from ..operations import bulk_operations, selections
 from ..sql import backend_of, nonblocking
 from .databases import PARAMETER, DatabaseFilter
 from .delayed import carried
@@ -61,9 +61,7 @@ class StatusFilter(admin.SimpleListFilter):
         yield from choices
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() == "all":
-            return queryset
-        return queryset.filter(status=self.value() if self.value() in Status.values else UNRESOLVED)
+        return selections.filtered(queryset, "status", self.value())
 
 
 class _Occurring(admin.SimpleListFilter):
@@ -85,7 +83,7 @@ class _Occurring(admin.SimpleListFilter):
         return untrusted.visible(str(row[self.field]))[:80]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(**{self.field: self.value()}) if self.value() else queryset
+        return selections.filtered(queryset, str(self.parameter_name), self.value() or None)
 
 
 class QueueFilter(_Occurring):
@@ -114,8 +112,13 @@ class ExceptionFilter(_Occurring, BoundedFilter):
 # -- what can be done ----------------------------------------------------------------------------------------------
 
 
+def _queues() -> list[tuple[str, str]]:
+    labels = sorted(queue._meta.label for queue in registry.queues)
+    return [("", "The queue that each message came from"), *((label, label) for label in labels)]
+
+
 class RequeueOptions(Options):
-    """Whether the attempts start anew."""
+    """Whether the attempts start anew, and another queue in place of one that was retired."""
 
     counts = forms.ChoiceField(
         choices=[
@@ -126,36 +129,7 @@ class RequeueOptions(Options):
         initial="reset",
         label="Counts",
     )
-
-
-def _requeue(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    chosen = PoisonMessage.objects.using(page.database(request)).filter(number__in=keys)
-    by_queue: defaultdict[str, list[int]] = defaultdict(list)
-    for number, queue, destination in nonblocking(chosen).values_list("number", "queue", "destination"):
-        by_queue[destination or queue].append(number)
-    moved = 0
-    for label, numbers in by_queue.items():
-        try:
-            # By queue: a missing queue must not keep the messages of the others.
-            moved += poison_operations.requeue(
-                chosen.filter(number__in=numbers), reset_counts=options["counts"] == "reset"
-            )
-        except QueueNotFound:
-            text = f"{display.messages(len(numbers))} of {untrusted.visible(label)} not requeued: no such queue."
-            messages.error(request, text)
-    return moved
-
-
-def _archive(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison_operations.archive(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
-
-
-def _restore(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return poison_operations.restore(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys))
-
-
-def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return int(PoisonMessage.objects.using(page.database(request)).filter(number__in=keys).delete()[0])
+    to = forms.ChoiceField(choices=_queues, required=False, label="Into")
 
 
 def _is_unresolved(message: PoisonMessage) -> bool:
@@ -174,7 +148,7 @@ OPERATIONS = (
         "The messages go to the end of the queue that they came from and are handled again.",
         "archived, requeued or deleted meanwhile, or their queue does not exist any more",
         "requeue",
-        _requeue,
+        bulk_operations.requeue,
         flag=DELETION,
         options=RequeueOptions,
         offered=_is_unresolved,
@@ -186,7 +160,7 @@ OPERATIONS = (
         "Archived messages are hidden but kept until their retention is over; they can be restored.",
         "archived, requeued or deleted already",
         "triage",
-        _archive,
+        bulk_operations.archive,
         flag=CHANGE,
         offered=_is_unresolved,
     ),
@@ -197,7 +171,7 @@ OPERATIONS = (
         "Restored messages are unresolved again and can be requeued.",
         "not archived, or deleted meanwhile",
         "triage",
-        _restore,
+        bulk_operations.restore,
         flag=CHANGE,
         offered=_is_archived,
     ),
@@ -208,7 +182,7 @@ OPERATIONS = (
         "The messages, their bodies and their histories are deleted for good.",
         "requeued or deleted meanwhile",
         "delete",
-        _delete,
+        bulk_operations.delete,
         flag=DELETION,
         dangerous=True,
     ),

@@ -18,7 +18,8 @@ from django.contrib import messages
 from ..conf import MAX_CONCURRENCY
 from ..errors import InvalidOption
 from ..models import QueueControl
-from ..operations import control
+from ..operations import bulk_operations, control
+from ..operations.selections import Source
 from ..sending.validation import alias_of
 from .formatting import display
 from .operations import Options
@@ -130,12 +131,13 @@ def _limits(queue: Any) -> dict[str, Any]:
 
 
 def _purge(queue: Any, user: Any, options: dict[str, Any]) -> Notice:
-    purged = control.purge(queue, by=user)
+    """One batch at once; the rest, if there is more, in the background."""
+    purged = control.purge(queue, by=user, within=timedelta(0))
     text = f"{display.messages(purged.deleted)} of {queue._meta.label} deleted."
-    if purged.complete:
-        return text, messages.SUCCESS
-    more = f" Stopped after {control.PURGE_FOR.seconds} seconds; there are more: purge again for the rest."
-    return text + more, messages.WARNING
+    if not purged.complete:
+        rest = bulk_operations.start(Source(queue, alias_of(queue)), "delete_selected", by=user)
+        text += f" {str(rest).capitalize()} deletes the rest in the background."
+    return text, messages.SUCCESS
 
 
 def _waiting(queue: Any) -> str:

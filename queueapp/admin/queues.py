@@ -12,25 +12,31 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.models import DELETION
 from django.db import router
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ..messages import as_uuid
 from ..models import Subscriber
 from ..models.delivery import Semantics
-from ..operations import control
-from ..operations.running_handlers import cancel_running
+from ..operations import bulk_operations, selections
+from ..operations.lease_state import LeaseState
 from ..sql import nonblocking
 from ..sql.claims import LAST_END
 from .formatting import display, untrusted
-from .formatting.leases import LeaseState
 from .large_tables.content_search import HELP
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation
+
+_TONES: dict[LeaseState, display.Tone] = {
+    LeaseState.READY: "good",
+    LeaseState.LEASED: "busy",
+    LeaseState.LEASE_EXPIRED: "warn",
+    LeaseState.EXPIRED: "bad",
+    LeaseState.PENDING_EVALUATION: "warn",
+}
 
 
 class StateFilter(BoundedFilter):
@@ -45,10 +51,7 @@ class StateFilter(BoundedFilter):
         return [(state.value, state.label) for state in LeaseState if state.condition(queue, alias) is not None]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() is None:
-            return queryset
-        condition = LeaseState(self.value()).condition(queryset.model, queryset.db)
-        return queryset.filter(condition) if condition is not None else queryset.none()
+        return selections.filtered(queryset, "state", self.value())
 
 
 class DeliveredFilter(BoundedFilter):
@@ -56,13 +59,12 @@ class DeliveredFilter(BoundedFilter):
 
     title = "delivered before"
     parameter_name = "delivered"
-    _conditions = {"no": Q(deliveries=0), "yes": Q(deliveries__gt=0), "cancelled": Q(cancels__gt=0)}
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [("no", "never"), ("yes", "at least once"), ("cancelled", "cancelled")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(self._conditions[str(self.value())]) if self.value() in self._conditions else queryset
+        return selections.filtered(queryset, "delivered", self.value())
 
 
 class PriorityFilter(admin.SimpleListFilter):
@@ -75,8 +77,7 @@ class PriorityFilter(admin.SimpleListFilter):
         return [(str(level), str(level)) for level in reversed(range(model_admin.model.delivery.priorities))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value()
-        return queryset.filter(priority=int(value)) if value and value.isascii() and value.isdigit() else queryset
+        return selections.filtered(queryset, "priority", self.value())
 
 
 class PriorityOfRecipientsFilter(BoundedFilter, PriorityFilter):
@@ -84,26 +85,6 @@ class PriorityOfRecipientsFilter(BoundedFilter, PriorityFilter):
 
 
 # -- operations on a waiting message -------------------------------------------------------------------------------
-
-
-def _delete(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return control.delete(page.model, keys, using=page.database(request))
-
-
-def _release(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    return control.release_leases(page.model, keys, using=page.database(request))
-
-
-def _move_to_poison(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    reason = f"moved to poison by {request.user.get_username()}"
-    return control.move_to_poison(page.model, keys, reason=reason, using=page.database(request))
-
-
-def _stop(page: Any, request: HttpRequest, keys: list[int], options: dict[str, Any]) -> int:
-    alias, reason = page.database(request), f"by {request.user.get_username()}"
-    ids = page.model._base_manager.using(alias).filter(pk__in=keys).values_list("id", flat=True)
-    asked = [cancel_running(as_uuid(key), queue=page.model, reason=reason, using=alias) for key in ids]
-    return sum(asked)
 
 
 _IN_FLIGHT = "leased, locked by a receiver, or gone"
@@ -117,7 +98,7 @@ OPERATIONS = (
         "handled twice.",
         "not leased, or gone",
         "change_messages",
-        _release,
+        bulk_operations.release_leases,
         question="Release the lease of {}",
         offered=lambda message: getattr(message, "lease_token", None) is not None,
     ),
@@ -130,7 +111,7 @@ OPERATIONS = (
         "being handled stays as it is.",
         "gone, or without a live worker",
         "change_messages",
-        _stop,
+        bulk_operations.stop_handlers,
         question="Stop the handler of {}",
         # A message in a TRANSACTIONAL handler looks like a waiting one.
         offered=lambda message: (
@@ -144,7 +125,7 @@ OPERATIONS = (
         "The messages leave the queue and are kept, whole, among the poison messages, where they can be requeued.",
         _IN_FLIGHT,
         "change_messages",
-        _move_to_poison,
+        bulk_operations.move_to_poison,
         flag=DELETION,
         question="Move {} to poison",
     ),
@@ -155,7 +136,7 @@ OPERATIONS = (
         "The messages are deleted for good and will not be handled. Leased messages are skipped.",
         _IN_FLIGHT,
         "delete",
-        _delete,
+        bulk_operations.delete,
         flag=DELETION,
         dangerous=True,
     ),
@@ -255,9 +236,9 @@ class QueueAdmin(MessageAdmin):
         elif state is LeaseState.LEASE_EXPIRED:
             text = f"{self.holder_name(row)}, {display.duration(row.db_now - until)} ago"
         else:
-            return display.badge(state.tone, state.label)
+            return display.badge(_TONES[state], state.label)
         # The title has the time that "left" and "ago" refer to.
-        tag = display.badge(state.tone, state.label, f"lease until {until.isoformat()}")
+        tag = display.badge(_TONES[state], state.label, f"lease until {until.isoformat()}")
         return display.below(tag, untrusted.breakable(text))
 
     def holder_name(self, row: Any) -> str:

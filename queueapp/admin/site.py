@@ -7,6 +7,7 @@ from django.contrib import admin
 from .. import registry
 from ..models import (
     Alert,
+    BulkOperation,
     DelayedMessage,
     JournalEntry,
     MessageGroup,
@@ -18,6 +19,7 @@ from ..models import (
     Subscription,
 )
 from .alerts import AlertAdmin
+from .bulk_operations import BulkOperationAdmin
 from .delayed import DelayedAdmin
 from .groups import GroupAdmin
 from .journal import JournalAdmin
@@ -35,6 +37,7 @@ def register() -> None:
     pages = {
         QueueControl: OverviewAdmin,
         Alert: AlertAdmin,
+        BulkOperation: BulkOperationAdmin,
         DelayedMessage: DelayedAdmin,
         JournalEntry: JournalAdmin,
         MessageGroup: GroupAdmin,

@@ -140,6 +140,85 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="BulkOperation",
+            fields=[
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                ("action", models.CharField(max_length=40)),
+                ("source", models.CharField(help_text="Label of the model whose rows it takes.", max_length=200)),
+                (
+                    "filters",
+                    models.TextField(
+                        default="{}", help_text="JSON: the filters of the list, by their names in its address."
+                    ),
+                ),
+                ("options", models.TextField(default="{}", help_text="JSON: the answers of the confirmation page.")),
+                (
+                    "first",
+                    models.BigIntegerField(
+                        help_text="The first key, the last key, and the key up to which it is done."
+                    ),
+                ),
+                ("last", models.BigIntegerField()),
+                ("cursor", models.BigIntegerField()),
+                ("changed", models.BigIntegerField(default=0)),
+                ("skipped", models.BigIntegerField(default=0, help_text="In flight, or gone.")),
+                ("failed", models.BigIntegerField(default=0)),
+                (
+                    "errors",
+                    models.TextField(default="[]", help_text="JSON: key and error of the first messages that failed."),
+                ),
+                ("note", models.CharField(blank=True, default="", help_text="Why it paused itself.", max_length=500)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("running", "Running"),
+                            ("paused", "Paused"),
+                            ("stopped", "Stopped"),
+                            ("finished", "Finished"),
+                        ],
+                        default="running",
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "rate",
+                    models.FloatField(blank=True, help_text="Messages a second; empty: as fast as it can.", null=True),
+                ),
+                (
+                    "next_at",
+                    queueapp.models.fields.UtcField(
+                        db_default=queueapp.models.fields.Now(), help_text="When the next batch is due."
+                    ),
+                ),
+                ("started_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+                ("username", models.CharField(blank=True, default="", max_length=150)),
+                (
+                    "changed_at",
+                    queueapp.models.fields.UtcField(
+                        db_default=queueapp.models.fields.Now(),
+                        help_text="Time of the last batch, or of the last change by an operator.",
+                    ),
+                ),
+                (
+                    "started_by",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "operation",
+                "ordering": ["-number"],
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "indexes": [models.Index(fields=["state", "next_at"], name="queueapp_bulkoperation_due")],
+            },
+        ),
+        migrations.CreateModel(
             name="QueueSnapshot",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),

@@ -1,6 +1,7 @@
 """The models: the table of a queue, and the tables that belong to all queues of a database."""
 
 from .alert import Alert, SparkCommit, SubjectKey
+from .bulk_operation import BulkOperation
 from .delivery import Delivery, Semantics
 from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField, distinct_values
 from .group import GroupAddition, GroupMember, GroupMessage, MessageGroup
@@ -30,6 +31,7 @@ __all__ = [
     "NO_QUEUES",
     "Alert",
     "BarrierDelivery",
+    "BulkOperation",
     "BytesField",
     "ClaimRecord",
     "CreateJournal",

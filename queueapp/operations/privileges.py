@@ -14,6 +14,7 @@ from django.db import Error, connections, router
 from .. import registry
 from ..errors import UnsupportedServer
 from ..models import (
+    BulkOperation,
     DelayedMessage,
     Leader,
     PoisonMessage,
@@ -34,10 +35,11 @@ _OF_WORKERS = (
     (Subscriber, _ALL, _ALL),
     (QueueControl, ("SELECT", "INSERT", "UPDATE"), ("SELECT",)),
     (DelayedMessage, _ALL, ()),
-    (PoisonMessage, ("SELECT", "INSERT", "DELETE"), ()),
+    (PoisonMessage, _ALL, ()),
     (Subscription, ("SELECT", "INSERT", "UPDATE"), ()),
     (Leader, ("SELECT", "INSERT", "UPDATE"), ()),
     (Schedule, _ALL, ()),
+    (BulkOperation, ("SELECT", "UPDATE", "DELETE"), ()),
     (QueueSnapshot, ("SELECT", "INSERT", "DELETE"), ()),
 )
 

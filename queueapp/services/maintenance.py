@@ -1,8 +1,8 @@
 """Maintenance of one database: expired messages are deleted, and the leases of dead subscribers are released.
 
-Also: messages with a priority that no claim finds get the nearest one; poison messages that were archived or edited are
-deleted after their retention; delayed messages for unknown queues, and messages that no consumer takes, are named in
-the log.
+Also: operations on many messages, which operators have started, go on batch by batch; messages with a priority that no
+claim finds get the nearest one; poison messages that were archived or edited are deleted after their retention; delayed
+messages for unknown queues, and messages that no consumer takes, are named in the log.
 
 One process per database and set of queues does all of it, elected for this alone: it need not be the one that
 dispatches delayed messages. Every task is idempotent and works in small batches that skip locked rows, so no task waits
@@ -29,7 +29,7 @@ from ..failures import poison_operations
 from ..failures.poison_store import PASSING
 from ..flow import limited_claims
 from ..messages.escaping import in_one_line
-from ..operations import expiration, snapshots, statistics
+from ..operations import bulk_operations, expiration, snapshots, statistics
 from ..operations.expiration import delete_expired
 from ..receiving import barriers
 from ..sending import early_acks
@@ -105,6 +105,8 @@ class Maintenance(Service):
         #: Where the search for messages that arrived after their acks continues.
         self._early_acks: dict[Any, int] = {}
         self._snapshots = snapshots.SnapshotRecorder(alias, queues)
+        #: Whether an operation on many messages has another batch that is due.
+        self._has_more = False
         #: The first error of this round that did not end it.
         self._failure: Error | None = None
 
@@ -113,7 +115,7 @@ class Maintenance(Service):
         callbacks.guard(without_deadline)
         while not self.stopping:
             wait = min(self._round_interval, settings.HEARTBEAT_INTERVAL.total_seconds())
-            self._failure = None
+            self._failure, self._has_more = None, False
             try:
                 with ResponseDeadline(connections[self.alias]):
                     if self.elector.try_lead():
@@ -125,6 +127,7 @@ class Maintenance(Service):
                     if self._failure is not None:
                         raise self._failure
                 self.breaker.success()
+                wait = 0.0 if self._has_more else wait
             except Error as error:
                 connections[self.alias].close()
                 wait = self.breaker.failure(error)
@@ -159,6 +162,7 @@ class Maintenance(Service):
             _Periodic(self._purge_all, lambda: purge_interval, first_purge),
             _Periodic(self._drop_old, lambda: RETENTION_INTERVAL),
             _Periodic(self._report, lambda: REPORT_INTERVAL),
+            _Periodic(lambda: self._attempt(self._carry_out_operations), lambda: 0.0),
             _Periodic(lambda: self._attempt(self._record_statistics), lambda: self._snapshots.wait),
         ]
 
@@ -238,10 +242,25 @@ class Maintenance(Service):
         if settings.POISON_RETENTION:
             self._attempt(drop_old_poison, self.alias, self)
         self._attempt(snapshots.drop_old, self.alias, self.may_continue)
+        self._attempt(bulk_operations.drop_old, self.alias, self.may_continue)
         for resolver in filter(None, map(registered.resolver_of, self.queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
         for hook in maintenance_hooks:
             self._attempt(hook, self.alias, self.may_continue)
+
+    def _carry_out_operations(self) -> None:
+        def may_continue() -> bool:
+            restart_deadline()
+            return self.may_continue()
+
+        try:
+            self._has_more = bulk_operations.carry_out(self.alias, may_continue)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
+                raise
+            if self._may_report("operations"):
+                log.warning("Operations on many messages in %r cannot be carried out: %s", self.alias, error,
+                            extra={"database": self.alias})  # fmt: skip
 
     def _record_statistics(self) -> None:
         def may_continue() -> bool:

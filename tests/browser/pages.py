@@ -14,7 +14,15 @@ from playwright.sync_api import Page
 from project.flights.models import FlightDelays
 from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue, PendingMove
 from queueapp.contrib.tasks.models import Result
-from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage, Schedule, Subscriber, Subscription
+from queueapp.models import (
+    BulkOperation,
+    DelayedMessage,
+    JournalEntry,
+    PoisonMessage,
+    Schedule,
+    Subscriber,
+    Subscription,
+)
 from tests.browser.rows import LONG_NAME, LONG_REASON, SUBJECT
 from tests.testapp.models import Addressed, Leased, Urgent
 
@@ -36,6 +44,7 @@ def addresses() -> list[str]:
         Leased,
         Urgent,
         Addressed,
+        BulkOperation,
         BrokerQueue,
         DelayedMessage,
         Subscriber,

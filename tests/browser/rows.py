@@ -18,6 +18,7 @@ from queueapp.journal.append import journal_of
 from queueapp.models import (
     DISPATCHER,
     Alert,
+    BulkOperation,
     DelayedMessage,
     Now,
     PoisonMessage,
@@ -108,6 +109,12 @@ def everything() -> None:
         Alert.objects.create(
             key=str(number), kind=kind, queue=queue, name=name, text=text, tries=3,
             notified_at=Now() - timedelta(minutes=5), next_try=Now() + timedelta(minutes=1), **over,
+        )  # fmt: skip
+    for state in ("finished", "stopped", "paused", "running"):
+        BulkOperation.objects.create(
+            action="requeue", source="queueapp.PoisonMessage", filters=json.dumps({"queue": LONG_NAME}), rate=100,
+            first=1, last=1_000_000, cursor=420_000, changed=400_000, skipped=19_999, failed=1, state=state,
+            errors=json.dumps([[7, LONG_REASON], [8, HOSTILE]]), username=LONG_NAME, note=LONG_REASON[:500],
         )  # fmt: skip
     SubjectKey.objects.create(subject=SUBJECT, wrapped=b"x", key="only")
     failure = {"at": "2026-11-20T10:11:12.345678+00:00", "verdict": "RetryLater", "host": "worker-1"}

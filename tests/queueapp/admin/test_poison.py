@@ -170,7 +170,7 @@ def test_requeue_of_a_whole_queue_through_the_filter(operator: Client) -> None:
 def test_messages_whose_queue_is_no_more_stay_and_do_not_hold_up_the_others(operator: Client) -> None:
     gone = poison(2, queue="gone.Queue")
     response = operate(operator, PoisonMessage, "requeue", *gone, *poison(3), counts="reset")
-    assert "2 messages of gone.Queue not requeued: no such queue." in notes(response)[0]
+    assert "2 messages not requeued: There is no queue gone.Queue." in notes(response)[0]
     assert notes(response)[1].startswith("3 messages requeued. 2 messages skipped")
     assert listed(operator) == gone[::-1]
     assert Leased.objects.count() == 3

@@ -1,4 +1,4 @@
-"""The state of a message in its queue, as the list and its filter show it.
+"""The state of a message in its queue, as lists show it and filters select it.
 
     ready ----receive----> leased ----ack----> gone
       ^                      |  |
@@ -18,13 +18,12 @@ from typing import Any
 
 from django.db.models import Q
 
-from ...models import Now
-from ...models.queue import holds
-from ...operations.control import pending_evaluation, unleased
-from ...operations.expiration import in_time
-from ...sql.claims import FOREVER
-from ...sql.tables import expires_at
-from .display import Tone
+from ..models import Now
+from ..models.queue import holds
+from ..sql.claims import FOREVER
+from ..sql.tables import expires_at
+from .control import pending_evaluation, unleased
+from .expiration import in_time
 
 
 class LeaseState(enum.Enum):
@@ -40,17 +39,6 @@ class LeaseState(enum.Enum):
     def label(self) -> str:
         """The words of the badge."""
         return self.value.replace("-", " ")
-
-    @property
-    def tone(self) -> Tone:
-        tones: dict[LeaseState, Tone] = {
-            LeaseState.READY: "good",
-            LeaseState.LEASED: "busy",
-            LeaseState.LEASE_EXPIRED: "warn",
-            LeaseState.EXPIRED: "bad",
-            LeaseState.PENDING_EVALUATION: "warn",
-        }
-        return tones[self]
 
     @classmethod
     def of(cls, row: Any, now: datetime) -> LeaseState:

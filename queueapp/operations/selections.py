@@ -1,0 +1,141 @@
+"""The filters of the lists of messages as conditions, by the names that they have in a list's address.
+
+The admin's filters and the operations on all that matches (``bulk_operations``) use the same ones, so an operation
+takes what the list shows, also in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.db.models import Q, QuerySet
+
+from .. import delayed, registry
+from ..errors import InvalidOption, QueueNotFound
+from ..models import DelayedMessage, Now, PoisonMessage
+from .lease_state import LeaseState
+
+#: The value of the filter ``destination`` for messages to queues that this project does not have.
+NO_SUCH_QUEUE = "(no such queue)"
+#: The due times that the filter ``when`` selects.
+DUE_WITHIN = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
+_DELIVERED = {"no": Q(deliveries=0), "yes": Q(deliveries__gt=0), "cancelled": Q(cancels__gt=0)}
+#: No row.
+NONE = Q(pk__in=[])
+
+
+class Source(NamedTuple):
+    """A table of messages in one database."""
+
+    model: Any
+    alias: str
+
+    @property
+    def label(self) -> str:
+        """The label of its model."""
+        return str(self.model._meta.label)
+
+    @property
+    def kind(self) -> str:
+        """poison, delayed, or queue."""
+        return {PoisonMessage: "poison", DelayedMessage: "delayed"}.get(self.model, "queue")
+
+
+def source_of(label: str, alias: str) -> Source | None:
+    """The source with this label; None: this project does not know it."""
+    for model in (PoisonMessage, DelayedMessage):
+        if model._meta.label == label:
+            return Source(model, alias)
+    try:
+        return Source(registry.queues.find(label), alias)
+    except QueueNotFound:
+        return None
+
+
+def destinations(alias: str) -> list[str]:
+    """The destinations of delayed messages of a database: its queues, and those of other databases."""
+    elsewhere = (name for names in delayed.addresses(alias).values() for name in names)
+    return sorted([*(queue._meta.label for queue in registry.queues), *elsewhere])
+
+
+def _state(source: Source, value: str) -> Q:
+    if all(value != state.value for state in LeaseState):
+        return NONE
+    condition = LeaseState(value).condition(source.model, source.alias)
+    return NONE if condition is None else condition
+
+
+def _delivered(source: Source, value: str) -> Q:
+    return _DELIVERED.get(value, NONE)
+
+
+def _priority(source: Source, value: str) -> Q:
+    return Q(priority=int(value)) if value.isascii() and value.isdigit() else NONE
+
+
+def _status(source: Source, value: str) -> Q:
+    if value == "all":
+        return Q()
+    known = value in PoisonMessage.Status.values
+    return Q(status=value if known else PoisonMessage.Status.UNRESOLVED)
+
+
+def _destination(source: Source, value: str) -> Q:
+    if value == NO_SUCH_QUEUE:
+        return ~Q(destination__in=destinations(source.alias))
+    return Q(destination=value)
+
+
+def _due(source: Source, value: str) -> Q:
+    if value == "overdue":
+        return Q(due__lte=Now())
+    return Q(due__lte=Now() + DUE_WITHIN[value]) if value in DUE_WITHIN else NONE
+
+
+def _equal(column: str) -> Callable[[Source, str], Q]:
+    return lambda source, value: Q(**{column: value})
+
+
+def _bounds(column: str) -> dict[str, Callable[[Source, str], Q]]:
+    return {f"{column}__{bound}": _equal(f"{column}__{bound}") for bound in ("gte", "lte")}
+
+
+_FILTERS: dict[str, dict[str, Callable[[Source, str], Q]]] = {
+    "queue": {"state": _state, "delivered": _delivered, "priority": _priority, **_bounds("seq")},
+    "poison": {
+        "status": _status,
+        "queue": _equal("queue"),
+        "group": _equal("group_key"),
+        "exception": _equal("exception_type"),
+        **_bounds("number"),
+    },
+    "delayed": {"destination": _destination, "when": _due, **_bounds("due")},
+}
+#: What a list shows without a filter.
+_DEFAULTS = {"poison": {"status": ""}}
+
+
+def filtered(rows: QuerySet[Any], name: str, value: str | None) -> QuerySet[Any]:
+    """The rows that one filter of their list selects; all of them for None, if the list shows all without it."""
+    source = Source(rows.model, rows.db)
+    if value is None:
+        value = _DEFAULTS.get(source.kind, {}).get(name)
+    return rows if value is None else rows.filter(_FILTERS[source.kind][name](source, value))
+
+
+def is_known(source: Source, filters: Mapping[str, str]) -> bool:
+    """Whether ``condition`` accepts these filters: a page of a project's own may have others."""
+    return filters.keys() <= _FILTERS[source.kind].keys()
+
+
+def condition(source: Source, filters: Mapping[str, str]) -> Q:
+    """The condition of the rows that a list with these filters shows. Raises InvalidOption for a filter that it has
+    not."""
+    known, found = _FILTERS[source.kind], Q()
+    for name, value in {**_DEFAULTS.get(source.kind, {}), **filters}.items():
+        if name not in known:
+            raise InvalidOption("filter", name, "one of " + ", ".join(known))
+        found &= known[name](source, value)
+    return found
