@@ -1,12 +1,17 @@
-"""The worker processes: whether each is alive, since when, and how much it has handled. Read-only."""
+"""The worker processes: whether each is alive, what it handles at present, and how much it has handled.
+
+A tree of processes can be asked to stop; nothing else can be changed.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -14,13 +19,15 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from ..models import NO_QUEUES, Now, Subscriber, UtcField
+from ..messages import as_uuid
+from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, Leader, Now, QueueControl, Subscriber, UtcField
 from ..models.subscribers import parse_json_list
-from ..operations import live_workers
-from ..operations.running_handlers import progress_in
+from ..operations import control, live_workers
+from ..operations.running_handlers import progress_in, running_in
 from ..operations.statistics import breaker_text
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
+from .operations import Options, ask, log_entry
 from .read_only import ReadOnlyAdmin
 
 
@@ -39,6 +46,11 @@ class AliveFilter(admin.SimpleListFilter):
 
 #: What makes rows those of one process: a process id is used again, also on another host.
 _PROCESS = ("host", "process", "process_start", "supervisor")
+#: A handler that runs for longer is marked.
+LONG_RUNNING = timedelta(minutes=1)
+#: How long the page names workers that have died.
+SHOWN_DEATHS = timedelta(days=1)
+OPERATE = "queueapp.operate_queue"
 #: Queues of a process that the list names.
 SHOWN_QUEUES = 5
 
@@ -64,14 +76,30 @@ class ProcessList(StrictChangeList):
             by_process.setdefault(tuple(getattr(row, name) for name in _PROCESS), []).append(row)
         for row in shown:
             row.of_process = by_process.get(tuple(getattr(row, name) for name in _PROCESS), [row])
+        elected = _elected(self.root_queryset.db) if shown else set()
+        for row in shown:
+            name = uuid.uuid5(row.supervisor, row._state.db)
+            row.elected = {duty for duty in NO_QUEUES if (duty, name) in elected}
         self.result_list = shown
+
+
+def _elected(alias: str) -> set[tuple[str, uuid.UUID]]:
+    """The elected processes: their duties and their names in the election, made from those of their trees."""
+    leaders = Leader.objects.using(alias).filter(expires__gt=Now()).values_list("role", "holder")
+    return {
+        (duty, as_uuid(holder))
+        for role, holder in leaders
+        for duty, start in ((DISPATCHER, "delayed dispatcher "), (MAINTENANCE, "maintenance "))
+        if role.startswith(start)
+    }
 
 
 class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     """One row per worker process, with a page for each of its queues. Rows cannot be deleted here: a live worker
     without its row counts as dead and loses its leases. Maintenance deletes the rows of dead workers."""
 
-    actions = None
+    actions = ("stop_gracefully",)
+    change_list_template = "admin/queueapp/workers.html"
     show_facets = admin.ShowFacets.NEVER
     list_display = ("holder", "queue_names", "state", "started", "counts")
     list_display_links = ("holder",)
@@ -79,6 +107,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     ordering = ("queue", "host", "process")
     _of_every_process = ("queue_name", "holder", "state", "heartbeat", "started", "id", "supervisor", "open_breakers")
     _of_receivers = (
+        "running_lines",
         "progress_lines",
         "consumer_lines",
         "unknown_type_lines",
@@ -115,8 +144,46 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
             return None
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        show, context = super().changelist_view, {"title": "Workers", **(extra_context or {})}
-        return self.or_note(request, self.database(request), lambda: show(request, context))
+        show, alias = super().changelist_view, self.database(request)
+        context = {"title": "Workers", **(extra_context or {})}
+
+        def page() -> HttpResponse:
+            deaths = _deaths(alias) if request.method == "GET" else []
+            return show(request, {**context, "deaths": deaths})
+
+        return self.or_note(request, alias, page)
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Stopping processes: ``operate_queue``."""
+        return bool(request.user.has_perm(OPERATE))
+
+    @admin.action(description="Stop gracefully", permissions=["operate"])
+    def stop_gracefully(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        """Ask the trees of these processes to stop, after confirmation."""
+        rows = list(queryset.exclude(queue__in=NO_QUEUES).order_by("host", "process"))
+        trees = {row.supervisor: row for row in rows}
+        if not trees:
+            text = "Nothing was changed: these processes are gone, or receive nothing. Stop them where they run."
+            self.message_user(request, text, messages.WARNING)
+            return None
+        if "confirmed" not in request.POST:
+            return ask(
+                self, request,
+                title=f"Stop {display.counted(len(trees), 'tree', 'trees')} of worker processes?",
+                explanation="All processes of the same runqueueworker stop receiving within a heartbeat, and running "
+                "handlers get SHUTDOWN_GRACE; what they have not begun is released. What has started the tree "
+                "(systemd, Kubernetes) may start it again.",
+                few=[untrusted.inline(f"{row.host}:{row.process}", 200) for row in trees.values()],
+                hidden=[("action", "stop_gracefully"), *((ACTION_CHECKBOX_NAME, row.pk) for row in trees.values())],
+                form=Options(), yes="Stop gracefully", dangerous=True,
+                post_to=request.get_full_path(), back_to=self.list_url(queryset.db),
+            )  # fmt: skip
+        stopped = [row for key, row in trees.items() if control.stop_workers(key, using=queryset.db)]
+        for row in stopped:
+            log_entry(self, request, "Asked to stop.", row=row).save()
+        text = f"{display.counted(len(stopped), 'tree', 'trees')} asked to stop."
+        self.message_user(request, text, messages.SUCCESS if len(stopped) == len(trees) else messages.WARNING)
+        return None
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """The read-only page of one process."""
@@ -138,22 +205,33 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         """Never."""
         raise PermissionDenied
 
+    def action_checkbox(self, obj: Any) -> Any:
+        """The check box of a row. Django's has the name of the host in its label as it is."""
+        box = '<input type="checkbox" name="{}" value="{}" class="action-select" aria-label="Select {}">'
+        return format_html(box, ACTION_CHECKBOX_NAME, obj.pk, untrusted.visible(f"{obj.host}:{obj.process}")[:100])
+
     @admin.display(description="queue", ordering="queue")
     def queue_name(self, row: Subscriber) -> SafeString:
         return untrusted.inline(row.queue)
 
     @admin.display(description="process", ordering="host")
     def holder(self, row: Subscriber) -> SafeString:
+        rows = _of_process(row)
         version = untrusted.inline(row.version) if row.version else ""
-        return display.below(untrusted.inline(f"{row.host}:{row.process}"), version)
+        memory = next((display.size(item.memory) for item in rows if item.memory), "")
+        restarts = max(item.restarts for item in rows)
+        again = display.counted(restarts, "restart", "restarts") if restarts else ""
+        return display.below(untrusted.inline(f"{row.host}:{row.process}"), version, memory, again)
 
     @admin.display(description="state", ordering="alive_until")
     def state(self, row: Any) -> SafeString:
+        stops = any(subscriber.stop_requested for subscriber in _of_process(row))
         row = max(_of_process(row), key=lambda subscriber: subscriber.alive_until)
         remaining = row.alive_until - row.db_now
         if remaining.total_seconds() > 0:
             beat = display.duration(row.db_now - row.heartbeat_at)
-            return display.below(display.badge("good", "alive"), f"heartbeat {beat} ago")
+            badge = display.badge("warn", "asked to stop") if stops else display.badge("good", "alive")
+            return display.below(badge, f"heartbeat {beat} ago")
         return display.below(
             display.badge("bad", f"dead for {display.duration(remaining)}"), display.moment(row.heartbeat_at)
         )
@@ -162,19 +240,38 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     def queue_names(self, row: Any) -> SafeString:
         rows = _of_process(row)
         more = f"and {len(rows) - SHOWN_QUEUES} more" if len(rows) > SHOWN_QUEUES else ""
-        lines = [line for row in rows[:SHOWN_QUEUES] for line in self._queue_lines(row)]
+        elected = getattr(row, "elected", set())
+        lines = [line for item in rows[:SHOWN_QUEUES] for line in self._queue_lines(item, item.queue in elected)]
         return display.below(*lines, more)
 
-    def _queue_lines(self, row: Subscriber) -> list[SafeString | str]:
+    def _queue_lines(self, row: Any, is_elected: bool) -> list[SafeString | str]:
         """The queue, linked to its page, and what the process does for it."""
         link = format_html('<a href="{}">{}</a>', self.url_of(row), untrusted.inline(row.queue))
         if row.queue in NO_QUEUES:
-            return [link]
+            return [format_html("{} {}", link, display.badge("good", "elected")) if is_elected else link]
         limit = "" if row.backlog is None else f" of {row.backlog:,}"
         text = f"{display.receivers(row.concurrency)}, {row.outstanding:,}{limit} in flight"
         filtered = untrusted.inline(row.filter, 100) if row.filter else ""
         progress = [untrusted.inline(line, 100) for line in _progress(row)]
-        return [link, text, filtered, *progress[:3]]
+        return [link, text, filtered, *self._running(row)[:3], *progress[:3]]
+
+    @admin.display(description="running messages")
+    def running_lines(self, row: Any) -> SafeString | str:
+        """The handlers that have run for more than a second, the longest first."""
+        lines = self._running(row)
+        return display.below(*lines) if lines else display.NOTHING
+
+    def _running(self, row: Any) -> list[SafeString]:
+        since = max(timedelta(0), row.db_now - row.heartbeat_at) if _is_alive(row) else timedelta(0)
+        lines = []
+        for seq, consumer, seconds in running_in(row):
+            elapsed = timedelta(seconds=seconds) + since
+            name = untrusted.inline(consumer, 60)
+            text = format_html("message {} in {} for {}", seq, name, display.duration(elapsed))
+            lines.append(
+                format_html('<span class="queueapp-problem">{}</span>', text) if elapsed > LONG_RUNNING else text
+            )
+        return lines
 
     @admin.display(description="progress")
     def progress_lines(self, row: Subscriber) -> SafeString | str:
@@ -229,6 +326,20 @@ def _lines(texts: Iterable[str]) -> SafeString | str:
 def _of_process(row: Any) -> list[Any]:
     """All rows of the process in the list; on the page of one row that row."""
     return getattr(row, "of_process", None) or [row]
+
+
+def _is_alive(row: Any) -> bool:
+    return bool(row.alive_until > row.db_now)
+
+
+def _deaths(alias: str) -> list[SafeString]:
+    """The workers that died within ``SHOWN_DEATHS``, and what was released."""
+    controls = QueueControl.objects.using(alias).filter(last_death_at__gt=Now() - SHOWN_DEATHS)
+    return [
+        format_html("{}: {} stopped without deregistering, {}", untrusted.inline(row.queue, 100),
+                    untrusted.inline(row.last_death, 300), display.moment(row.last_death_at))
+        for row in controls.order_by("-last_death_at")[:10]
+    ]  # fmt: skip
 
 
 def _progress(row: Subscriber) -> list[str]:

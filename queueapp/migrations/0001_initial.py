@@ -412,6 +412,23 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("handling_p95", models.FloatField(blank=True, null=True)),
+                ("memory", models.BigIntegerField(blank=True, help_text="Resident bytes of the process.", null=True)),
+                (
+                    "restarts",
+                    models.IntegerField(db_default=0, help_text="How often its supervisor has started it again."),
+                ),
+                (
+                    "running",
+                    models.TextField(
+                        blank=True,
+                        db_default="",
+                        help_text="JSON: seq, consumer and seconds of the handlers that run for some time.",
+                    ),
+                ),
+                (
+                    "stop_requested",
+                    models.BooleanField(db_default=False, help_text="Its tree stops at the next heartbeat."),
+                ),
             ],
             options={
                 "verbose_name": "worker",
@@ -805,6 +822,16 @@ class Migration(migrations.Migration):
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
                         to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "last_death",
+                    models.CharField(blank=True, db_default="", help_text="That worker, and how many.", max_length=300),
+                ),
+                (
+                    "last_death_at",
+                    queueapp.models.fields.UtcField(
+                        blank=True, help_text="When the leases of a dead worker were last released.", null=True
                     ),
                 ),
             ],

@@ -81,6 +81,12 @@ class Subscriber(models.Model):
         db_default=False, help_text="What it holds was delivered at most once: it is deleted, not released, if it dies."
     )
 
+    running = models.TextField(
+        blank=True, db_default="", help_text="JSON: seq, consumer and seconds of the handlers that run for some time."
+    )
+    memory = models.BigIntegerField(null=True, blank=True, help_text="Resident bytes of the process.")
+    restarts = models.IntegerField(db_default=0, help_text="How often its supervisor has started it again.")
+    stop_requested = models.BooleanField(db_default=False, help_text="Its tree stops at the next heartbeat.")
     progress = models.TextField(blank=True, db_default="", help_text="JSON: progress that handlers report, by message.")
     handling_p50 = models.FloatField(
         null=True, blank=True, help_text="Seconds of a handler: the median of the last 500 calls."
@@ -118,6 +124,8 @@ class QueueControl(models.Model):
     cancelling = models.TextField(
         blank=True, db_default="", help_text="JSON: messages whose handlers are asked to stop, and since when."
     )
+    last_death_at = UtcField(null=True, blank=True, help_text="When the leases of a dead worker were last released.")
+    last_death = models.CharField(max_length=300, blank=True, db_default="", help_text="That worker, and how many.")
     changed_at = UtcField(db_default=Now())
     changed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, db_constraint=False

@@ -7,13 +7,14 @@ admin's log records which user paused, resumed or purged a queue.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
 from django.apps import apps
-from django.db import DataError, connections, transaction
+from django.db import DataError, connections, router, transaction
 from django.db.models import F, Q, QuerySet
 
 from .. import notifier, overrides, signals
@@ -24,7 +25,7 @@ from ..failures.history import attempts_of, clean
 from ..failures.poison_store import full_record, insert_poison, is_transient
 from ..failures.recoverability import Failure, Poison
 from ..flow import group_members
-from ..models import Now, PoisonMessage, QueueControl
+from ..models import NO_QUEUES, Now, PoisonMessage, QueueControl, Subscriber
 from ..models.delivery import OPTIONS
 from ..models.queue import holds
 from ..options import Option
@@ -124,6 +125,27 @@ def check_override(queue: Any, name: str, given: Any) -> Any:
         value: Any = option.read(given, f"{label}: ")
         return value
     raise InvalidOption(f"{label}: {name}", given, f"None: the queue declares none in its class Delivery{why}")
+
+
+# -- worker processes --------------------------------------------------------------------------------------------------
+
+
+def stop_workers(supervisor: uuid.UUID, *, using: str | None = None) -> bool:
+    """Ask the process tree of a worker to stop: no more claims, running handlers get ``SHUTDOWN_GRACE``. It sees that
+    with its next heartbeat. False: it is asked already, or no process of it that receives is alive. What has started
+    the tree (systemd, Kubernetes) may start it again.
+
+    >>> stop_workers(worker.supervisor)  # doctest: +SKIP
+    True
+    """
+    alias = using or router.db_for_write(Subscriber) or "default"
+    with transaction.atomic(using=alias):
+        rows = Subscriber.objects.using(alias).filter(supervisor=supervisor, alive_until__gt=Now())
+        processes = list(rows.exclude(queue__in=NO_QUEUES).select_for_update().order_by("id"))
+        if not processes or any(row.stop_requested for row in processes):
+            return False
+        # One process passes it on to the supervisor: a second request would be an order not to wait for handlers.
+        return bool(rows.filter(pk=processes[0].pk).update(stop_requested=True))
 
 
 # -- purge -------------------------------------------------------------------------------------------------------------

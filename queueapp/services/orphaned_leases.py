@@ -17,6 +17,7 @@ from .. import notifier, registry
 from ..alerts import store as alerts
 from ..conf import settings
 from ..failures import expire_actions
+from ..failures.history import clean
 from ..models import NO_QUEUES, Now, QueueControl, Subscriber
 from ..models.queue import QueueModel
 from ..receiving import barriers
@@ -78,6 +79,7 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
             barriers.forget_subscriber(alias, row.pk)
         # Last: if this process dies before, the next maintenance process finds the row and repeats all of it.
         _if_dead(alias, row).delete()
+        note_death(alias, row, count)
         limit_note = f", {spent} of them of messages that have reached a limit of their queue" if spent else ""
         log.warning(
             "%s: the worker %s (pid %s) stopped without deregistering (no heartbeat for %.0f s)%s; released %d "
@@ -90,6 +92,14 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
         if count:
             notifier.sent_to(row.queue, connection)
     return released
+
+
+def note_death(alias: str, row: Subscriber, released: int) -> None:
+    """Keep which worker of the queue died last, and how many of its leases were released, for the page of workers."""
+    text = clean(f"{row.host}:{row.process} (leases released: {released})", 300)
+    QueueControl.objects.using(alias).update_or_create(
+        queue=row.queue, defaults={"last_death_at": Now(), "last_death": text}
+    )
 
 
 def _if_dead(alias: str, row: Subscriber) -> QuerySet[Subscriber]:

@@ -72,6 +72,8 @@ class ChildOptions:
     liveness_fd: int = -1
     liveness_entry: int = 0
     has_metrics: bool = False
+    #: How often its supervisor has started it again.
+    restarts: int = 0
     #: Names of the databases by alias, which may differ from the settings: ``child_databases``.
     databases: dict[str, str] = field(default_factory=dict)
 
@@ -220,7 +222,18 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
     for pump in pumps:
         by_alias[pump.alias].append(pump)
     supervisor = uuid.UUID(options.supervisor)
-    heartbeats = [Heartbeat(alias, on_alias, supervisor, options.lacking) for alias, on_alias in by_alias.items()]
+    parent = os.getppid()
+
+    def on_stop() -> None:
+        if options.parent_fd < 0:
+            stages.advance()
+        elif os.getppid() == parent:
+            os.kill(parent, signal.SIGTERM)  # the supervisor stops all of its processes in stages
+
+    heartbeats = [
+        Heartbeat(alias, on_alias, supervisor, options.lacking, restarts=options.restarts, on_stop=on_stop)
+        for alias, on_alias in by_alias.items()
+    ]
     by_label = {pump.queue._meta.label: pump for pump in pumps}
 
     def on_notify(payload: str) -> None:

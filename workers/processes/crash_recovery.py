@@ -42,6 +42,7 @@ from queueapp.models import Subscriber
 from queueapp.models.delivery import Semantics
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline, bounded_lock_wait, without_deadline
+from queueapp.services.orphaned_leases import note_death
 from queueapp.services.service import Service
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 
@@ -229,12 +230,16 @@ def _deregister(queue: Any, alias: str, key: uuid.UUID) -> None:
         if queue.delivery.keeps_in_flight:
             while sql.limits.delete_in_flight(connection, key, _BATCH):
                 deadline.restart()
+        released = 0
         if sql.table.has("lease_owner"):
-            while sql.maintenance.release_owner(connection, key, _BATCH, started=False):
+            while count := sql.maintenance.release_owner(connection, key, _BATCH, started=False):
+                released += count
                 deadline.restart()
             notifier.sent(queue, connection)
         if sql.table.barriers:
             barriers.forget_subscriber(alias, key)
+        if row := Subscriber.objects.using(alias).filter(pk=key).first():
+            note_death(alias, row, released)
         Subscriber.objects.using(alias).filter(pk=key).delete()
 
 

@@ -375,6 +375,7 @@ class Supervisor:
                 self._restart(child, parent_read)
 
     def _restart(self, child: Child, parent_read: int) -> None:
+        child.options.restarts += 1
         try:
             child.start(parent_read)
         except OSError as error:  # no process id or no memory: the other children go on

@@ -12,9 +12,8 @@ import logging
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -30,7 +29,7 @@ from queueapp.operations.statistics import NO_PROCESS
 from queueapp.receiving import barriers
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
-from queueapp.services.subscriber_rows import breakers_json, heartbeat, heartbeat_unchanged
+from queueapp.services.subscriber_rows import breakers_json, heartbeat, heartbeat_unchanged, resident_bytes
 from queueapp.services.unclean_shutdowns import PreviousRuns
 from queueapp.sql import ErrorKind, backend_of
 
@@ -45,6 +44,8 @@ MAX_TYPES, MAX_TYPE_LENGTH = 50, 255
 BATCH = 3_000
 #: Messages of whose progress a row reports.
 MAX_PROGRESS = 300
+#: A handler that runs for so many seconds is named in the row, and how many are.
+RUNNING_AFTER, MAX_RUNNING = 1.0, 50
 #: Seconds until the log reports again that a service is missing.
 REPORT_AGAIN = 600.0
 
@@ -58,10 +59,18 @@ class Heartbeat(Service):
     """The heartbeat of all pumps of one database in this process."""
 
     def __init__(
-        self, alias: str, pumps: Sequence[QueuePump], supervisor: uuid.UUID, lacking: Sequence[str] = ()
+        self,
+        alias: str,
+        pumps: Sequence[QueuePump],
+        supervisor: uuid.UUID,
+        lacking: Sequence[str] = (),
+        *,
+        restarts: int = 0,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """``lacking``: those of ``NO_QUEUES`` that its own tree does not run; the log reports when no other process
-        runs them."""
+        runs them. ``restarts``: how often this process was started again. ``on_stop`` is called once if an operator
+        asks the tree to stop."""
         super().__init__(f"heartbeat-{alias}")
         self.alias = alias
         self._pumps = pumps
@@ -72,6 +81,8 @@ class Heartbeat(Service):
         self._written: dict[QueuePump, dict[str, Any]] = {}
         self._cancellation = Cancellation()
         self._lacking = tuple(lacking)
+        self._restarts, self._on_stop = restarts, on_stop
+        self._stop_requested = False
         self.prepare()
 
     def prepare(self) -> None:
@@ -154,7 +165,8 @@ class Heartbeat(Service):
     def write_rows(self) -> None:
         """Write that this process is alive, and read which others are."""
         rows = Subscriber.objects.using(self.alias)
-        changed = {pump: _columns(pump) for pump in self._pumps}
+        memory = resident_bytes()
+        changed = {pump: _columns(pump) | {"memory": memory} for pump in self._pumps}
         unchanged = [pump for pump in self._pumps if self._written.get(pump) == changed[pump]]
         # One statement for all rows that have not changed. Each of the others has its own, and all where a row is
         # missing.
@@ -162,17 +174,32 @@ class Heartbeat(Service):
             for pump in unchanged:
                 del changed[pump]
         for pump, columns in changed.items():
-            heartbeat(self.alias, pump.subscriber, pump.queue, self._supervisor, columns, partial(_first_columns, pump))
+            heartbeat(
+                self.alias,
+                pump.subscriber,
+                pump.queue,
+                self._supervisor,
+                columns,
+                lambda pump=pump: {**_first_columns(pump), "restarts": self._restarts},
+            )  # type: ignore[misc]
             self._written[pump] = columns
         # One query for all queues: the rank of each subscriber among the live ones of its queue.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
         names = [*(pump.queue._meta.label for pump in self._pumps), *self._lacking]
-        for queue, key in rows.filter(queue__in=names, alive_until__gt=Now()).order_by("id").values_list("queue", "id"):
+        stops: set[uuid.UUID] = set()
+        alive = rows.filter(queue__in=names, alive_until__gt=Now()).order_by("id")
+        for queue, key, stop in alive.values_list("queue", "id", "stop_requested"):
             live[queue].append(key)
+            if stop:
+                stops.add(key)
         for pump in self._pumps:
             keys = live[pump.queue._meta.label]
             if pump.subscriber in keys:
                 pump.rank, pump.workers = keys.index(pump.subscriber), len(keys)
+            if pump.subscriber in stops and not self._stop_requested:
+                self._stop_requested = True
+                log.warning("An operator has asked this worker's tree to stop.", extra={"database": self.alias})
+                self._on_stop()
         for service in self._unattended:
             service.check(is_alive=bool(live[service.name]))
 
@@ -281,6 +308,7 @@ def _columns(pump: QueuePump) -> dict[str, Any]:
         "crash_tracking": pump.crash_tracking,
         "breakers": breakers_json(pump.health.degraded()),
         "progress": _progress(pump),
+        "running": _running(pump),
         "unknown_types": json.dumps([name[:MAX_TYPE_LENGTH] for name in types]) if types else "",
         **_handling(pump),
     }
@@ -294,6 +322,17 @@ def _handling(pump: QueuePump) -> dict[str, float | None]:
         "handling_p50": round(durations[count // 2], 6) if durations else None,
         "handling_p95": round(durations[min(count - 1, count * 95 // 100)], 6) if durations else None,
     }
+
+
+def _running(pump: QueuePump) -> str:
+    """The handlers that run for some time, the longest first; '' without any. A fast one is not worth a changed row."""
+    handlers = [handler for receiver in pump.receivers if (handler := receiver.active_handler) is not None]
+    found = [
+        (handler.seq, handler.consumer.registration.name, round(seconds, 1))
+        for handler in sorted(handlers, key=lambda handler: handler.started)
+        if (seconds := monotonic() - handler.started) >= RUNNING_AFTER
+    ]
+    return json.dumps(found[:MAX_RUNNING]) if found else ""
 
 
 def _progress(pump: QueuePump) -> str:

@@ -1,4 +1,4 @@
-"""The workers: which are alive, and nothing to change."""
+"""The workers: which are alive, what they handle, and how a tree is asked to stop."""
 
 import json
 import uuid
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from queueapp.models import NO_QUEUES, Now, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, MAINTENANCE, NO_QUEUES, Leader, Now, QueueControl, Subscriber
 
-from .conftest import url
+from .conftest import notes, url
 
 
 @pytest.fixture
@@ -72,6 +73,82 @@ def test_what_a_worker_reports_is_on_its_page_whatever_version_it_is(
     ):
         assert line in text
     assert operator.get(url(QueueControl)).status_code == 200
+
+
+def test_a_process_shows_memory_restarts_and_what_it_handles_for_how_long(
+    operator: Client, pair: tuple[Subscriber, Subscriber]
+) -> None:
+    running = [[17, "shop.board<b>", 90.0], [18, "shop.board", 2.0], "of another version"]
+    Subscriber.objects.filter(pk=pair[0].pk).update(running=json.dumps(running), memory=96 * 2**20, restarts=2)
+    for address in (url(Subscriber), url(Subscriber, "change", pair[0].pk)):
+        text = operator.get(address).content.decode()
+        assert '<span class="queueapp-problem">message 17 in <bdi' in text
+        assert "shop.board&lt;b&gt;" in text
+        assert "message 18 in" in text
+    shown = operator.get(url(Subscriber)).content.decode()
+    assert "96.0 MiB" in shown
+    assert "2 restarts" in shown
+
+
+def test_the_elected_processes_are_marked(operator: Client, db: None) -> None:
+    rows = [
+        Subscriber.objects.create(
+            queue=name, host=host, process=7, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1)
+        )
+        for host in ("first", "second")
+        for name in (MAINTENANCE, DISPATCHER)
+    ]
+    roles = {"maintenance 01234567": rows[0], "delayed dispatcher 01234567": rows[3], "journal 01234567": rows[1]}
+    for role, row in roles.items():
+        holder = uuid.uuid5(row.supervisor, "default")
+        Leader.objects.create(role=role, holder=holder, expires=Now() + timedelta(minutes=1))
+    listed = operator.get(url(Subscriber)).context["cl"].result_list
+    assert {(row.host, *row.elected) for row in listed if row.elected} == {
+        ("first", MAINTENANCE), ("second", DISPATCHER),
+    }  # fmt: skip
+    Leader.objects.update(expires=Now() - timedelta(seconds=1))
+    assert not any(row.elected for row in operator.get(url(Subscriber)).context["cl"].result_list)
+
+
+def test_workers_that_died_lately_are_named_with_what_was_released(operator: Client, db: None) -> None:
+    for queue, hours in (("testapp.Leased", 1), ("testapp.Urgent", 30)):
+        QueueControl.objects.create(
+            queue=queue, last_death="w-1:7 (leases released: 12)", last_death_at=Now() - timedelta(hours=hours)
+        )
+    text = operator.get(url(Subscriber)).content.decode()
+    assert text.count("stopped without deregistering") == 1
+    assert "w-1:7 (leases released: 12)" in text
+
+
+def test_a_tree_is_asked_to_stop_once_and_after_confirmation(
+    operator: Client, pair: tuple[Subscriber, Subscriber]
+) -> None:
+    tree = {"host": "alive-1", "supervisor": pair[0].supervisor, "alive_until": Now() + timedelta(minutes=1)}
+    Subscriber.objects.create(queue="testapp.Leased", process=8, **tree)
+    service = Subscriber.objects.create(queue=MAINTENANCE, process=9, **tree)
+    data = {"action": "stop_gracefully", "_selected_action": [pair[0].pk]}
+
+    asked = operator.post(url(Subscriber), data)
+    assert "Stop 1 tree of worker processes?" in asked.content.decode()
+    assert not Subscriber.objects.filter(stop_requested=True).exists()
+
+    confirmed = {**data, "confirmed": "yes"}
+    assert notes(operator.post(url(Subscriber), confirmed, follow=True)) == ["1 tree asked to stop."]
+    assert Subscriber.objects.filter(stop_requested=True).count() == 1, "a second request would not wait for handlers"
+    assert ">asked to stop</span>" in operator.get(url(Subscriber)).content.decode()
+    assert LogEntry.objects.get().change_message == "Asked to stop."
+
+    assert notes(operator.post(url(Subscriber), confirmed, follow=True)) == ["0 trees asked to stop."]
+    only_service = {**data, "_selected_action": [service.pk]}
+    assert "Nothing was changed" in notes(operator.post(url(Subscriber), only_service, follow=True))[0]
+
+
+def test_stopping_needs_operate_queue(staff: Callable[..., Client], pair: tuple[Subscriber, Subscriber]) -> None:
+    data = {"action": "stop_gracefully", "_selected_action": [pair[0].pk], "confirmed": "yes"}
+    staff("queueapp.view_subscriber").post(url(Subscriber), data)
+    assert not Subscriber.objects.filter(stop_requested=True).exists()
+    staff("queueapp.view_subscriber", "queueapp.operate_queue").post(url(Subscriber), data)
+    assert Subscriber.objects.filter(stop_requested=True).count() == 1
 
 
 @pytest.mark.parametrize("name", sorted(NO_QUEUES))

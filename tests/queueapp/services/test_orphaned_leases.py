@@ -33,6 +33,9 @@ def test_disconnect_of_a_dead_subscriber_gives_its_leases_back() -> None:
         "delivered and not acknowledged"
     )
     assert not Subscriber.objects.exists()
+    control = QueueControl.objects.get(queue="testapp.Leased")
+    assert control.last_death.endswith(" (leases released: 3)")
+    assert control.last_death_at is not None
 
 
 def test_the_single_message_of_a_subscriber_under_crash_tracking_was_in_flight_and_stays_counted() -> None:

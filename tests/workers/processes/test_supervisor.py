@@ -15,7 +15,8 @@ import msgspec
 import pytest
 from django.core.management import CommandError, call_command
 
-from queueapp.models import Now, PoisonMessage, Subscriber
+from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.operations.control import stop_workers
 from tests.in_process_worker import DEADLINE, eventually
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, Leased, Transactional, Urgent
@@ -27,7 +28,7 @@ from workers.processes.until_empty import NOTHING, remaining
 Start = Callable[..., Tree]
 
 
-def test_a_worker_that_dies_is_replaced(start_tree: Start) -> None:
+def test_a_worker_that_dies_is_replaced_and_its_tree_stops_when_an_operator_asks(start_tree: Start) -> None:
     tree = start_tree("testapp.Leased", "testapp.Transactional")
     (worker,) = tree.wait_for_workers()
 
@@ -36,9 +37,16 @@ def test_a_worker_that_dies_is_replaced(start_tree: Start) -> None:
     for queue in (Leased, Transactional):
         queue.send(Ping(queue.__name__))
     eventually(lambda: Effect.objects.count() == 2)
+    row = Subscriber.objects.get(process=second, queue="testapp.Leased")
+    assert row.restarts == 1
+    last = eventually(lambda: QueueControl.objects.filter(queue="testapp.Leased").exclude(last_death="").first())
+    assert f":{worker} (leases released: " in last.last_death
 
-    assert tree.terminate() == 0
+    assert stop_workers(row.supervisor)
+    assert not stop_workers(row.supervisor), "it is asked already"
+    assert tree.wait() == 0
     assert "was killed by SIGKILL" in tree.output
+    assert "An operator has asked this worker's tree to stop." in tree.output
     assert second != worker
     assert not Subscriber.objects.exists(), "the dead process was deregistered by its supervisor, the other by itself"
 
