@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION
 from django.db.models import QuerySet
@@ -22,7 +23,7 @@ from .large_tables.content_search import HELP
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
-from .operations import Operation
+from .operations import Operation, Options
 
 
 class DestinationFilter(BoundedFilter):
@@ -59,6 +60,12 @@ class DueFilter(admin.SimpleListFilter):
         return selections.filtered(queryset, "when", self.value())
 
 
+class Delay(Options):
+    """When the messages become due."""
+
+    minutes = forms.FloatField(min_value=0, max_value=60 * 24 * 365, label="Minutes from now", initial=60)
+
+
 _GONE = "dispatched or cancelled meanwhile"
 
 OPERATIONS = (
@@ -71,6 +78,16 @@ OPERATIONS = (
         "dispatch",
         bulk_operations.make_due,
         question="Dispatch {} now",
+    ),
+    Operation(
+        "reschedule",
+        "Reschedule",
+        "rescheduled",
+        "The messages become due after the given time, counted from now. An expiry moves with it.",
+        _GONE,
+        "dispatch",
+        bulk_operations.reschedule,
+        options=Delay,
     ),
     Operation(
         "delete_selected",

@@ -33,6 +33,7 @@ from django.urls import reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 
+from ..errors import QueueError
 from ..models import BulkOperation
 from ..operations import bulk_operations
 from ..operations.selections import Source
@@ -221,6 +222,8 @@ def _in_batches(op: Operation, source: Source, queryset: QuerySet[Any], options:
             )
         try:
             result = op.run(source, keys, options, by)
+        except QueueError as error:
+            return Done(changed, f"Refused: {visible(str(error))[:300]}")
         except DatabaseError as error:
             if connections[queryset.db].in_atomic_block:
                 raise

@@ -19,6 +19,7 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from .. import inline, registry
+from ..conf import settings
 from ..errors import QueueNotFound
 from ..models import PoisonMessage
 from ..operations import bulk_operations, selections
@@ -101,6 +102,38 @@ class GroupFilter(_Occurring):
     def name_of(self, row: dict[str, Any]) -> str:
         reason = untrusted.visible(row["exception_type"] or row["reason"])
         return f"{reason[:60]} · {row['group_key'][:6]}"
+
+
+class TypeFilter(_Occurring, BoundedFilter):
+    title = "type"
+    parameter_name = "type"
+    field = "message_type"
+
+
+class AttemptsFilter(BoundedFilter):
+    """Filters by the number of attempts."""
+
+    title = "attempts"
+    parameter_name = "attempts"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(count, f"{count} or more") for count in selections.ATTEMPTS]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return selections.filtered(queryset, "attempts", self.value())
+
+
+class FailedFilter(BoundedFilter):
+    """Filters by the time of the last failure."""
+
+    title = "failed"
+    parameter_name = "failed"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, f"within {'an' if name == 'hour' else 'a'} {name}") for name in selections.DUE_WITHIN]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return selections.filtered(queryset, "failed", self.value())
 
 
 class ExceptionFilter(_Occurring, BoundedFilter):
@@ -197,7 +230,16 @@ class PoisonAdmin(MessageAdmin):
     list_order = "-number"
     list_display = ("failure_reason", "from_queue", "message", "failed")
     list_display_links = ("failed", "message")
-    list_filter = (DatabaseFilter, StatusFilter, QueueFilter, GroupFilter, ExceptionFilter)
+    list_filter = (
+        DatabaseFilter,
+        StatusFilter,
+        QueueFilter,
+        GroupFilter,
+        ExceptionFilter,
+        TypeFilter,
+        AttemptsFilter,
+        FailedFilter,
+    )
     sortable_by = ("failed",)
     search_help_text = f"{HELP} At most 50,000 messages are read."
 
@@ -221,7 +263,7 @@ class PoisonAdmin(MessageAdmin):
         """The newest messages, for the choices of the filters; fetched once per request."""
         rows = getattr(request, "_queueapp_newest_poison", None)
         if rows is None:
-            columns = ("queue", "exception_type", "group_key", "reason")
+            columns = ("queue", "exception_type", "group_key", "reason", "message_type")
             newest = nonblocking(PoisonMessage.objects.using(self.database(request))).order_by("-number")
             rows = list(newest.values(*columns)[:SAMPLE])
             request._queueapp_newest_poison = rows  # type: ignore[attr-defined]
@@ -314,6 +356,7 @@ class PoisonAdmin(MessageAdmin):
             ("Group", self.group(message)),
             ("Meant for", text(message.destination, 200) if message.destination else ""),
             ("Archived", display.moment(message.archived_at) if message.status == ARCHIVED else ""),
+            ("Deleted", self._deleted_at(message)),
             ("Edited", display.moment(message.archived_at) if message.status == Status.EDITED else ""),
             ("Edited as", message.edited_as or ""),
             ("Edited from", self._original(message)),
@@ -330,6 +373,13 @@ class PoisonAdmin(MessageAdmin):
                 ],
             ),
         ]
+
+    @staticmethod
+    def _deleted_at(message: PoisonMessage) -> Any:
+        """When its retention is over; '' for an unresolved message, which is kept."""
+        if _is_unresolved(message) or message.archived_at is None or not settings.POISON_RETENTION:
+            return ""
+        return format_html("not before {}", display.moment(message.archived_at + settings.POISON_RETENTION))
 
     def _original(self, message: PoisonMessage) -> Any:
         """The message that this one was edited from, as a link while it exists."""

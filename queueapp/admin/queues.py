@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin
 from django.contrib.admin.models import DELETION
 from django.db import router
@@ -28,7 +29,7 @@ from .large_tables.content_search import HELP
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_queue
 from .message_pages import Facts, MessageAdmin
-from .operations import Operation
+from .operations import Operation, Options
 
 _TONES: dict[LeaseState, display.Tone] = {
     LeaseState.READY: "good",
@@ -67,6 +68,19 @@ class DeliveredFilter(BoundedFilter):
         return selections.filtered(queryset, "delivered", self.value())
 
 
+class AgeFilter(BoundedFilter):
+    """Filters by the time that a message waits."""
+
+    title = "waiting for"
+    parameter_name = "age"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, f"more than {'an' if name == 'hour' else 'a'} {name}") for name in selections.OLDER_THAN]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return selections.filtered(queryset, "age", self.value())
+
+
 class PriorityFilter(admin.SimpleListFilter):
     """Filters by priority. Not bounded: a queue with levels has an index on (priority, seq)."""
 
@@ -85,6 +99,12 @@ class PriorityOfRecipientsFilter(BoundedFilter, PriorityFilter):
 
 
 # -- operations on a waiting message -------------------------------------------------------------------------------
+
+
+class Priority(Options):
+    """The new priority."""
+
+    priority = forms.IntegerField(min_value=0, help_text="A level of the queue: 0 is the lowest.")
 
 
 _IN_FLIGHT = "leased, locked by a receiver, or gone"
@@ -117,6 +137,18 @@ OPERATIONS = (
         offered=lambda message: (
             getattr(message, "lease_token", None) is not None or message.delivery.semantics is Semantics.TRANSACTIONAL
         ),
+    ),
+    Operation(
+        "set_priority",
+        "Change priority",
+        "given the priority",
+        "Messages of a higher priority are received first. Leased messages are skipped.",
+        "leased, locked by a receiver, gone, or of this priority already",
+        "change_messages",
+        bulk_operations.set_priority,
+        options=Priority,
+        question="Change the priority of {}",
+        offered=lambda message: message.delivery.priorities > 1,
     ),
     Operation(
         "move_to_poison",
@@ -181,10 +213,19 @@ class QueueAdmin(MessageAdmin):
         }
         return tuple(name for name, shown in columns.items() if shown)
 
+    def get_actions(self, request: HttpRequest) -> Any:
+        """The priority can be changed where the queue has several."""
+        actions = super().get_actions(request)
+        if self.model.delivery.priorities <= 1 or not self._has("priority"):
+            actions.pop("set_priority", None)
+        return actions
+
     def get_list_filter(self, request: HttpRequest) -> tuple[Any, ...]:
         filters: list[Any] = [StateFilter]
         if self._has("deliveries") and self._has("cancels"):
             filters.append(DeliveredFilter)
+        if self._has("enqueued_at"):
+            filters.append(AgeFilter)
         if self.model.delivery.priorities > 1 and self._has("priority"):
             filters.append(PriorityOfRecipientsFilter if self.model.delivery.recipients else PriorityFilter)
         return tuple(filters)

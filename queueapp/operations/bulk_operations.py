@@ -96,6 +96,18 @@ def make_due(source: Source, keys: Sequence[int], options: Mapping[str, Any], by
     return Result(delayed.make_due(DelayedMessage.objects.using(source.alias).filter(pk__in=keys)))
 
 
+def reschedule(source: Source, keys: Sequence[int], options: Mapping[str, Any], by: str) -> Result:
+    """Make delayed messages due in ``options["minutes"]`` from now. An expiry moves with it."""
+    ids = DelayedMessage.objects.using(source.alias).filter(pk__in=keys).values_list("message_id", flat=True)
+    delay = timedelta(minutes=float(options["minutes"]))
+    return Result(sum(delayed.reschedule(as_uuid(key), delay=delay, using=source.alias) for key in list(ids)))
+
+
+def set_priority(source: Source, keys: Sequence[int], options: Mapping[str, Any], by: str) -> Result:
+    """Give messages that are not in flight another priority."""
+    return Result(control.set_priority(source.model, keys, int(options["priority"]), using=source.alias))
+
+
 def requeue(source: Source, keys: Sequence[int], options: Mapping[str, Any], by: str) -> Result:
     """Put poison messages back into their queues, or into ``options["to"]``."""
     chosen = PoisonMessage.objects.using(source.alias).filter(number__in=keys)
@@ -130,7 +142,9 @@ ACTIONS: dict[tuple[str, str], Run] = {
     ("queue", "delete_selected"): delete,
     ("queue", "release_lease"): release_leases,
     ("queue", "move_to_poison"): move_to_poison,
+    ("queue", "set_priority"): set_priority,
     ("delayed", "delete_selected"): delete,
+    ("delayed", "reschedule"): reschedule,
     ("delayed", "dispatch_now"): make_due,
     ("poison", "delete_selected"): delete,
     ("poison", "requeue"): requeue,

@@ -233,6 +233,21 @@ def delete(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
         return remove(queue, alias, keys)
 
 
+def set_priority(queue: Any, seqs: Sequence[int], priority: int, *, using: str | None = None) -> int:
+    """Give messages that are not in flight another priority; returns how many. Raises InvalidOption for one that the
+    queue has not."""
+    levels = queue.delivery.priorities
+    if "priority" not in _columns(queue) or not 0 <= priority < levels:
+        raise InvalidOption(f"{queue._meta.label}: priority", priority, f"a whole number from 0 to {levels - 1}")
+    alias = alias_of(queue, using)
+    with transaction.atomic(using=alias):
+        keys = list(_unleased(queue, alias, seqs).exclude(priority=priority).values_list("pk", flat=True))
+        changed = queue._base_manager.using(alias).filter(pk__in=keys).update(priority=priority)
+        if changed:
+            notifier.sent(queue, connections[alias])
+        return int(changed)
+
+
 def release_leases(queue: Any, seqs: Sequence[int], *, using: str | None = None) -> int:
     """End leases, current ones included, so that the messages are received again now; returns how many.
 

@@ -21,6 +21,10 @@ from .lease_state import LeaseState
 NO_SUCH_QUEUE = "(no such queue)"
 #: The due times that the filter ``when`` selects.
 DUE_WITHIN = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
+#: The ages that the filter ``age`` of a queue, and the times that ``failed`` of the poison messages selects.
+OLDER_THAN = {"minute": timedelta(minutes=1), **DUE_WITHIN}
+#: The least numbers of attempts that ``attempts`` selects.
+ATTEMPTS = ("2", "3", "5", "10")
 _DELIVERED = {"no": Q(deliveries=0), "yes": Q(deliveries__gt=0), "cancelled": Q(cancels__gt=0)}
 #: No row.
 NONE = Q(pk__in=[])
@@ -94,6 +98,18 @@ def _due(source: Source, value: str) -> Q:
     return Q(due__lte=Now() + DUE_WITHIN[value]) if value in DUE_WITHIN else NONE
 
 
+def _age(source: Source, value: str) -> Q:
+    return Q(enqueued_at__lte=Now() - OLDER_THAN[value]) if value in OLDER_THAN else NONE
+
+
+def _failed(source: Source, value: str) -> Q:
+    return Q(failed_at__gte=Now() - DUE_WITHIN[value]) if value in DUE_WITHIN else NONE
+
+
+def _attempts(source: Source, value: str) -> Q:
+    return Q(attempts__gte=int(value)) if value in ATTEMPTS else NONE
+
+
 def _equal(column: str) -> Callable[[Source, str], Q]:
     return lambda source, value: Q(**{column: value})
 
@@ -103,12 +119,15 @@ def _bounds(column: str) -> dict[str, Callable[[Source, str], Q]]:
 
 
 _FILTERS: dict[str, dict[str, Callable[[Source, str], Q]]] = {
-    "queue": {"state": _state, "delivered": _delivered, "priority": _priority, **_bounds("seq")},
+    "queue": {"state": _state, "delivered": _delivered, "priority": _priority, "age": _age, **_bounds("seq")},
     "poison": {
         "status": _status,
         "queue": _equal("queue"),
         "group": _equal("group_key"),
         "exception": _equal("exception_type"),
+        "type": _equal("message_type"),
+        "attempts": _attempts,
+        "failed": _failed,
         **_bounds("number"),
     },
     "delayed": {"destination": _destination, "when": _due, **_bounds("due")},

@@ -71,6 +71,14 @@ def test_dispatch_now_makes_it_due(operator: Client, numbers: list[int]) -> None
     assert LogEntry.objects.get().change_message == "Dispatch now."
 
 
+def test_reschedule_makes_it_due_later(operator: Client) -> None:
+    Leased.send({"n": 1}, delay=timedelta(minutes=1))
+    (key,) = DelayedMessage.objects.values_list("pk", flat=True)
+    response = operate(operator, DelayedMessage, "reschedule", key, minutes="90")
+    assert notes(response) == ["1 message rescheduled."]
+    assert DelayedMessage.objects.filter(due__gt=Now() + timedelta(minutes=89)).exists()
+
+
 def test_cancel_deletes_it(operator: Client, numbers: list[int]) -> None:
     response = operate(operator, DelayedMessage, "delete_selected", *numbers[:2])
     assert notes(response) == ["2 messages cancelled."]
@@ -89,7 +97,7 @@ def test_one_that_was_dispatched_meanwhile_is_left_alone(operator: Client, numbe
     ("permission", "offered"),
     [
         ("view", set()),
-        ("change", {"dispatch_now"}),
+        ("change", {"dispatch_now", "reschedule"}),
         ("delete", {"delete_selected"}),
     ],
 )

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.test import Client
 
 from queueapp.admin import operations
 from queueapp.admin.poison import SAMPLE
-from queueapp.models import PoisonMessage
+from queueapp.models import Now, PoisonMessage
 from tests.testapp.models import Leased, Urgent
 
 from .conftest import notes, operate, url
@@ -74,6 +75,23 @@ def test_filters_by_queue_group_and_exception(operator: Client) -> None:
         ("?queue=never.Heard", []),
     ):
         assert listed(operator, query) == expected, query
+
+
+def test_filters_by_type_attempts_and_time(operator: Client) -> None:
+    (board,), (gate,) = poison(), poison(message_type="shop.Gate", attempts=1)
+    PoisonMessage.objects.filter(pk=gate).update(failed_at=Now() - timedelta(hours=2))
+    for query, found in (
+        ("?type=shop.Gate", [gate]), ("?attempts=2", [board]), ("?attempts=5", []), ("?failed=hour", [board]),
+        ("?failed=day", [gate, board]),
+    ):  # fmt: skip
+        assert listed(operator, query) == found, query
+
+
+def test_an_archived_message_says_until_when_it_is_kept(operator: Client) -> None:
+    (number,) = poison(status=ARCHIVED, archived_at=Now())
+    assert "not before" in operator.get(url(PoisonMessage, "change", number)).content.decode()
+    (number,) = poison()
+    assert "not before" not in operator.get(url(PoisonMessage, "change", number)).content.decode()
 
 
 def test_filter_choices_are_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from tests.testapp.models import (
     Urgent,
 )
 
-from .conftest import notes, url
+from .conftest import notes, operate, url
 
 
 def page(client: Client, address: str) -> str:
@@ -162,6 +162,26 @@ def test_priority_filter(operator: Client, queue: Any) -> None:
             **({"recipient": "me", "unknown_recipient": True} if queue is AddressedUrgent else {}),
         )
     assert [row.priority for row in operator.get(url(queue) + "?priority=2").context["cl"].result_list] == [2, 2]
+
+
+def test_the_priority_of_waiting_messages_is_changed_where_the_queue_has_levels(operator: Client) -> None:
+    Urgent.send({"n": 1}, priority=0)
+    Leased.send({"n": 1})
+    (key,) = Urgent.objects.values_list("pk", flat=True)
+    assert notes(operate(operator, Urgent, "set_priority", key, priority="2")) == ["1 message given the priority."]
+    assert Urgent.objects.get().priority == 2
+    [refused] = notes(operate(operator, Urgent, "set_priority", key, priority="99"))
+    assert "Refused: testapp.Urgent: priority = 99 is not accepted" in refused
+    offered = operator.get(url(Leased)).context["action_form"].fields["action"].choices
+    assert "set_priority" not in dict(offered)
+
+
+def test_a_filter_by_age(operator: Client) -> None:
+    Leased.send_many([{"n": 1}, {"n": 2}])
+    old = Leased.objects.order_by("pk")[0]
+    Leased.objects.filter(pk=old.pk).update(enqueued_at=Now() - timedelta(hours=2))
+    for query, count in (("?age=hour", 1), ("?age=day", 0), ("?age=minute", 1)):
+        assert operator.get(url(Leased) + query).context["cl"].result_count == count
 
 
 def test_list_can_be_reversed_but_not_sorted_by_a_column_without_index(operator: Client) -> None:
