@@ -8,7 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -52,6 +52,18 @@ def configured() -> list[str]:
 def send(channel: str, notification: Notification) -> None:
     """Send a notification by one channel. Raises what keeps it from being sent."""
     {"signal": _signal, "mail": _mail, "webhook": _webhook}[channel](notification)
+
+
+def send_test() -> dict[str, str]:
+    """Send a test alert by each channel; returns the error of each, '' where it was sent."""
+    notification, errors = Notification("test", "", "", "this is a test", "", datetime.now(UTC)), {}
+    for channel in configured():
+        try:
+            send(channel, notification)
+            errors[channel] = ""
+        except Exception as error:
+            errors[channel] = error_text(error)
+    return errors
 
 
 def error_text(error: BaseException) -> str:

@@ -13,10 +13,11 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import IntegrityError, router, transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 
 from .. import registry
 from ..conf import settings
+from ..errors import InvalidOption
 from ..models import Alert, Now, Subscriber
 from ..operations.statistics import is_part
 from . import channels
@@ -26,6 +27,8 @@ log = logging.getLogger("queueapp")
 
 #: Pause before a channel that failed is tried again, and the number of tries.
 RETRY_DELAY, MAX_TRIES = timedelta(seconds=60), 30
+#: The longest silence.
+MAX_SILENCE = timedelta(days=30)
 #: Alerts that one call of ``send_notifications`` sends.
 BATCH = 20
 
@@ -35,8 +38,13 @@ def open_alert(alias: str, condition: Condition) -> bool:
     rows = Alert.objects.using(alias)
     pending = ",".join(channels.configured())
     resolved = rows.filter(pk=condition.key, resolved_at__isnull=False)
-    # No channel was notified of the end yet: the alert stays open, and nothing is sent.
-    if resolved.filter(tries=0).update(resolved_at=None, pending_channels="", text=condition.text):
+    # No channel was notified of the end yet: the alert stays open, and nothing is sent. (Without a pending channel it
+    # has ended while it was silenced.)
+    if (
+        resolved.filter(tries=0)
+        .exclude(pending_channels="")
+        .update(resolved_at=None, pending_channels="", text=condition.text)
+    ):
         return False
     # Some channels were notified of the end, others failed: for all of them the alert is new.
     if resolved.update(
@@ -91,9 +99,27 @@ def reconcile(alias: str, evaluation: Evaluation, labels: Collection[str]) -> No
             resolved = (alert.kind, alert.queue) in evaluation.known and alert.key not in holding
         if resolved:
             rows = Alert.objects.using(alias).filter(pk=alert.key, resolved_at__isnull=True)
-            pending = ",".join(channels.configured())
+            pending = "" if _is_silenced(rows) else ",".join(channels.configured())
             rows.update(resolved_at=Now(), pending_channels=pending, tries=0, next_try=Now())
             log.info("Alert resolved: %s.", alert.text, extra={"kind": alert.kind, "queue": alert.queue})
+
+
+def _is_silenced(rows: QuerySet[Alert]) -> bool:
+    return rows.filter(silenced_until__gt=Now()).exists()
+
+
+def silence(alias: str, keys: Collection[str], period: timedelta | None, *, by: str = "") -> int:
+    """Notify no channel of these alerts for a while; None: notify again. Returns how many were changed. An alert that
+    is still open when the silence ends, and was not notified before, is notified then.
+
+    >>> silence("default", [alert.key], timedelta(hours=4), by="ada")  # doctest: +SKIP
+    1
+    """
+    if period is not None and not timedelta(0) < period <= MAX_SILENCE:
+        raise InvalidOption("period", period, f"more than 0 and up to {MAX_SILENCE}, or None")
+    until = None if period is None else Now() + period
+    rows = Alert.objects.using(alias).filter(pk__in=keys)
+    return int(rows.update(silenced_until=until, silenced_by=by[:150] if period is not None else ""))
 
 
 def _is_obsolete(alert: Alert, labels: Collection[str]) -> bool:
@@ -121,9 +147,12 @@ def send_notifications(alias: str, labels: Collection[str]) -> int:
     """Send what is pending to each channel; returns how many alerts were claimed for it. Alerts about queues of other
     projects are sent only after their own projects have not sent them for a while: those know the right addresses."""
     rows = Alert.objects.using(alias)
-    rows.filter(resolved_at__isnull=False, pending_channels="").delete()
+    # One that is silenced is kept: it may be open again before the silence is over.
+    rows.filter(resolved_at__isnull=False, pending_channels="").exclude(silenced_until__gt=Now()).delete()
     claimed = 0
-    due = rows.filter(Q(queue__in=[*labels, ""]) | Q(next_try__lte=Now() - RETRY_DELAY), next_try__lte=Now())
+    due = rows.exclude(silenced_until__gt=Now()).filter(
+        Q(queue__in=[*labels, ""]) | Q(next_try__lte=Now() - RETRY_DELAY), next_try__lte=Now()
+    )
     for alert in due.exclude(pending_channels="").order_by("since")[:BATCH]:
         unchanged = rows.filter(pk=alert.key, tries=alert.tries, resolved_at=alert.resolved_at)
         if not unchanged.update(tries=F("tries") + 1, next_try=Now() + RETRY_DELAY):

@@ -54,6 +54,11 @@ class Migration(migrations.Migration):
                         help_text="A sender moves this forward before it sends, so that no other one sends too.",
                     ),
                 ),
+                ("silenced_by", models.CharField(blank=True, db_default="", default="", max_length=150)),
+                (
+                    "silenced_until",
+                    queueapp.models.fields.UtcField(blank=True, help_text="No channel is notified before.", null=True),
+                ),
             ],
             options={
                 "ordering": ["since", "key"],

@@ -34,6 +34,9 @@ class Alert(models.Model):
         db_default=Now(), help_text="A sender moves this forward before it sends, so that no other one sends too."
     )
 
+    silenced_until = UtcField(null=True, blank=True, help_text="No channel is notified before.")
+    silenced_by = models.CharField(max_length=150, blank=True, db_default="", default="")
+
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
         ordering = ["since", "key"]

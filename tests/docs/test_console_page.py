@@ -22,6 +22,6 @@ def test_each_line_has_a_test_or_a_reason(line: str) -> None:
         file = CHECKOUT / "tests" / named[1]
         assert f"def {named[2]}(" in file.read_text(), rest
     else:
-        assert has_it == "–"
+        assert has_it == "\u2013"
         assert named is None
         assert len(rest) > 20, "a reason"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -48,16 +47,9 @@ class Command(OperatorCommand):
             self.stdout.write("No open alerts.")
 
     def _test(self, as_json: bool) -> None:
-        notification = channels.Notification("test", "", "", "this is a test", "", datetime.now(UTC))
-        errors: dict[str, str] = {}
-        for channel in channels.configured():
-            errors[channel] = ""
-            try:
-                channels.send(channel, notification)
-            except Exception as error:
-                errors[channel] = in_one_line(channels.error_text(error), 500)
-            if not as_json:
-                self.stdout.write(f"{channel}: {errors[channel] or 'sent'}")
+        errors = {channel: in_one_line(error, 500) for channel, error in channels.send_test().items()}
+        for channel, error in () if as_json else errors.items():
+            self.stdout.write(f"{channel}: {error or 'sent'}")
         if as_json:
             report = [{"channel": name, "sent": not error, "error": error or None} for name, error in errors.items()]
             self.write_json(report, indent=2)

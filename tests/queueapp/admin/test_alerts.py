@@ -7,13 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.core import mail
 from django.test import Client
 
 from queueapp.alerts import store
-from queueapp.alerts.conditions import Condition
+from queueapp.alerts.conditions import Condition, Evaluation
 from queueapp.models import Alert, Now, PoisonMessage
 
-from .conftest import url
+from .conftest import notes, url
 from .test_poison import poison
 
 pytestmark = pytest.mark.django_db
@@ -81,3 +83,71 @@ def test_alerts_need_a_permission_and_have_no_operations(staff: Callable[..., Cl
     for page in ("change", "delete", "history"):
         assert operator.get(url(Alert, page, alert.pk)).status_code == 403
     assert operator.get(url(Alert, "add")).status_code == 403
+
+
+def test_the_rules_and_channels_of_the_settings_are_shown(operator: Client, settings: Any) -> None:
+    settings.QUEUEAPP = {
+        "ALERTS": {"mail": ["ops@example.org"], "webhook": "http://secret.example/t0ken", "dead_worker": False,
+                   "max_age": timedelta(minutes=5), "max_waiting": {"testapp.Leased": 1000}},
+    }  # fmt: skip
+    text = page_of(operator)
+    for shown in ("ops@example.org", ">more than ", "more than 1,000", "queue depth, testapp.Leased", ">off<"):
+        assert shown in text
+    assert "t0ken" not in text
+
+
+def test_a_test_alert_is_sent_by_every_channel(operator: Client, staff: Callable[..., Client]) -> None:
+    address = url(Alert, "test")
+    sent = notes(operator.post(address, follow=True))
+    assert sent[:2] == ["signal: a test alert was sent.", "mail: a test alert was sent."]
+    assert sent[2].startswith("webhook: URLError")
+    assert len(mail.outbox) == 1
+    assert operator.get(address).status_code == 405
+    assert staff("queueapp.view_alert").post(address).status_code == 403
+
+
+def test_a_silenced_alert_is_not_notified_until_the_silence_is_over(operator: Client) -> None:
+    alert = raised("poison", GROUP, "testapp.Leased: new poison in pack: ValueError")
+    condition = Condition("poison", "", GROUP, alert.text)
+    data = {"action": "silence", "_selected_action": [alert.pk]}
+    assert "Silence 1 alert?" in operator.post(url(Alert), data).content.decode()
+    response = operator.post(url(Alert), {**data, "confirmed": "yes", "hours": "2"}, follow=True)
+    assert notes(response) == ["1 alert: Silenced for 2 hours."]
+    assert LogEntry.objects.get().change_message == "Silenced for 2 hours."
+    assert ">silenced<" in page_of(operator)
+
+    def sent() -> int:
+        store.send_notifications("default", {"testapp.Leased"})
+        return len(mail.outbox)
+
+    assert sent() == 0
+    # It ends and begins again meanwhile.
+    store.reconcile("default", Evaluation([], {("poison", "")}), {""})
+    assert sent() == 0
+    assert Alert.objects.get().resolved_at is not None
+    store.open_alert("default", condition)
+    assert sent() == 0
+
+    assert notes(operator.post(url(Alert), {"action": "end_silence", "_selected_action": [alert.pk]}, follow=True)) == [
+        "1 alert: Silence ended."
+    ]
+    assert sent() == 1
+
+
+def test_an_alert_that_ended_in_its_silence_is_not_notified_and_forgotten(operator: Client) -> None:
+    alert = raised("poison", GROUP, "testapp.Leased: new poison in pack: ValueError")
+    store.silence("default", [alert.pk], timedelta(hours=1), by="ada")
+    store.reconcile("default", Evaluation([], {("poison", "")}), {""})
+    Alert.objects.update(silenced_until=Now() - timedelta(seconds=1))
+    store.send_notifications("default", {"testapp.Leased"})
+    assert mail.outbox == []
+    assert not Alert.objects.exists()
+
+
+def test_silencing_needs_operate_queue(staff: Callable[..., Client]) -> None:
+    alert = raised("poison", GROUP, "x")
+    data = {"action": "silence", "_selected_action": [alert.pk], "confirmed": "yes", "hours": "2"}
+    staff("queueapp.view_alert").post(url(Alert), data)
+    assert Alert.objects.get().silenced_until is None
+    staff("queueapp.operate_queue").post(url(Alert), data)
+    assert Alert.objects.get().silenced_until is not None
