@@ -40,6 +40,10 @@ _DO = {"pause": bulk_operations.pause, "resume": bulk_operations.resume, "stop":
 _DONE = {"pause": "paused", "resume": "running again", "stop": "stopped", "rate": "at the new rate"}
 
 
+#: Why messages were skipped: by a replay, and by others.
+_SKIPPED = {True: "not for the queue, or not matched by the filter", False: "in flight, or gone"}
+
+
 class StateFilter(admin.SimpleListFilter):
     title = "state"
     parameter_name = "state"
@@ -144,6 +148,7 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
 
     def _facts(self, request: HttpRequest, operation: Any) -> list[tuple[str, Any]]:
         options = ", ".join(f"{name}: {value}" for name, value in json.loads(operation.options).items() if value)
+        is_replay = operation.action == bulk_operations.REPLAY
         took = operation.changed_at - operation.started_at
         per_second = operation.changed / took.total_seconds() if took.total_seconds() > 0 else 0
         facts = [
@@ -153,7 +158,7 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
             ("Last batch", display.ago(operation.changed_at, operation.db_now)),
             ("Rate", f"at most {operation.rate:,g} a second" if operation.rate else "as fast as it can"),
             ("Changed", f"{operation.changed:,}" + (f" ({per_second:,.0f} a second)" if per_second else "")),
-            ("Skipped", f"{operation.skipped:,} (in flight, or gone)" if operation.skipped else "0"),
+            ("Skipped", f"{operation.skipped:,} ({_SKIPPED[is_replay]})" if operation.skipped else "0"),
             ("Failed", f"{operation.failed:,}"),
         ]
         return [(name, value) for name, value in facts if value != ""]

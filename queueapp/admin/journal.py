@@ -1,4 +1,4 @@
-"""The journal: publications of journaled topics. Read-only; retention deletes them."""
+"""The journal: publications of journaled topics, and replaying them into a queue. Retention deletes the entries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from .. import registry
+from ..errors import QueueError
 from ..models import JournalEntry, Now
+from ..operations import bulk_operations, journal_replay
 from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .features import in_use
@@ -21,6 +26,7 @@ from .formatting import display, untrusted
 from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
+from .operations import Options, Rate, ask, log_entry, to_operation
 
 #: The filter offers the topics of so many of the newest entries, at most so many of them.
 SAMPLE, CHOICES = 1000, 20
@@ -59,6 +65,35 @@ class PublishedFilter(BoundedFilter):
         return queryset.filter(published_at__gte=Now() - within) if within is not None else queryset
 
 
+def _queues() -> list[tuple[str, str]]:
+    return [(label, label) for label in sorted(str(queue._meta.label) for queue in registry.queues)]
+
+
+class ReplayOptions(Options, Rate):
+    """What is replayed, and into which queue."""
+
+    field_order = ("topic", "since", "filter", "to", "rate")
+    topic = forms.CharField(
+        max_length=255, help_text="A topic, or a regular expression that is searched in their names."
+    )
+    since = forms.CharField(
+        max_length=64, initial="epoch",
+        help_text="epoch, a bookmark (it begins after that), or a time such as 2026-11-22T10:00 (UTC).",
+    )  # fmt: skip
+    filter = forms.CharField(max_length=2000, required=False, help_text="An expression, such as /total &gt; 100.")
+    to = forms.ChoiceField(choices=_queues, label="Into the queue")
+
+    def clean(self) -> dict[str, Any]:
+        """Raises nothing: what the replay would refuse is an error of the form."""
+        given: dict[str, Any] = super().clean() or {}
+        if not self.errors:
+            try:
+                self.preview = journal_replay.preview(given)
+            except QueueError as error:
+                self.add_error(None, str(error))
+        return given
+
+
 class JournalAdmin(MessageAdmin):
     """The journal of a database, newest first."""
 
@@ -67,6 +102,7 @@ class JournalAdmin(MessageAdmin):
     list_display = ("published", "message", "topic_name", "taken_by", "body_size")
     list_display_links = ("published", "message")
     list_filter = (DatabaseFilter, TopicFilter, PublishedFilter)
+    change_list_template = "admin/queueapp/journal.html"
     sortable_by = ("published",)
     actions = None
 
@@ -100,7 +136,50 @@ class JournalAdmin(MessageAdmin):
         return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term[:31])
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Journal", **(extra_context or {})})
+        context = {"title": "Journal", "replay_url": self._replay_url() if self.has_replay_permission(request) else ""}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    # -- replaying ------------------------------------------------------------------------------------------------
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        """``queueapp.replay_journalentry``, with the permission to view the journal."""
+        return self.has_view_permission(request) and self._may(request, "replay")
+
+    def _replay_url(self) -> str:
+        return reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_replay")
+
+    def get_urls(self) -> list[Any]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_replay"
+        return [path("replay/", self.admin_site.admin_view(self.replay_view), name=name), *super().get_urls()]
+
+    def replay_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask what to replay, show how many messages that is, and start it as an operation."""
+        if not self.has_replay_permission(request):
+            raise PermissionDenied
+        form = ReplayOptions(request.POST) if request.method == "POST" else ReplayOptions(initial=request.GET.dict())
+        about: dict[str, Any] = {"few": [], "post_to": self._replay_url(), "back_to": self.list_url()}
+        if not form.is_bound or not form.is_valid() or "change" in request.POST:
+            explanation = (
+                "Publications that the journal still has are inserted into a queue again, as copies, in their order. "
+                "Nothing is done before you have seen how many they are."
+            )
+            return ask(self, request, title="Replay the journal", explanation=explanation, form=form, hidden=[],
+                       yes="Count them", **about)  # fmt: skip
+        given, preview = form.cleaned_data, form.preview
+        if request.POST.get("counted") != "yes":
+            count = display.messages(preview.count) if preview.complete else f"at least {preview.count:,} messages"
+            first = f" The first one was published {preview.first[1]:%Y-%m-%d %H:%M:%S} UTC." if preview.first else ""
+            hidden = [*((name, value) for name, value in given.items() if value is not None), ("counted", "yes")]
+            return ask(
+                self, request, title=f"Replay {count} into {given['to']}?", form=Options(), hidden=hidden,
+                explanation=f"They are inserted in the background, also if the queue has had them before.{first}",
+                yes="Replay", **about,
+            )  # fmt: skip
+        rate = given.pop("rate")
+        started = bulk_operations.start_replay(given, rate=rate, by=request.user)
+        text = ", ".join(f"{name}: {value}" for name, value in given.items() if value)
+        log_entry(self, request, f"Replay, {untrusted.visible(text)[:3000]}: {started}", about=str(started)).save()
+        return to_operation(self, request, started)
 
     @admin.display(description="published", ordering="seq")
     def published(self, row: Any) -> SafeString:

@@ -162,7 +162,7 @@ class Replay:
             finder(topic)
         except Exception as error:
             raise InvalidOption("topic", topic, f"a name or a regular expression ({error})") from None
-        self._filter = _compiled(filter)
+        self._filter = compiled_filter(filter)
         #: Whether it waits for more after the last message.
         self.follows = follow
         self._batch, self._rate = batch, rate
@@ -187,7 +187,7 @@ class Replay:
         while not self._stopped.is_set():
             while self._read:
                 entry = Entry(self._read.popleft(), self.alias)
-                if self._filter is None or _matches(self._filter, entry):
+                if self._filter is None or matches_filter(self._filter, entry):
                     return self._throttled(entry)
             if self._over:
                 break
@@ -325,7 +325,7 @@ class _PositionRecord:
             )
 
 
-def _compiled(filter: Any) -> Any:
+def compiled_filter(filter: Any) -> Any:
     """A compiled expression; None: no filter. Imported here, because it is an extra. Raises InvalidExpression."""
     if not isinstance(filter, str):
         return filter
@@ -334,7 +334,7 @@ def _compiled(filter: Any) -> Any:
     return compile_expression(filter)
 
 
-def _matches(expression: Any, entry: Entry) -> bool:
+def matches_filter(expression: Any, entry: Entry) -> bool:
     """Whether an entry matches. One that cannot be parsed has no fields, so it does not."""
     from ..expressions import ParsedMessage
 

@@ -636,6 +636,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name_plural": "journal entries",
+                "permissions": [("replay_journalentry", "Can replay the journal into queues")],
                 "required_db_features": ["has_select_for_update_skip_locked"],
                 "indexes": [models.Index(fields=["topic", "txid", "seq"], name="queueapp_journal_position")],
             },

@@ -57,6 +57,7 @@ class JournalEntry(models.Model):
     class Meta:
         required_db_features = ROWS_CAN_BE_SKIPPED
         verbose_name_plural = "journal entries"
+        permissions = [("replay_journalentry", "Can replay the journal into queues")]
         # The order in which a topic is read.
         indexes = [models.Index(fields=["topic", "txid", "seq"], name="queueapp_journal_position")]
 

@@ -19,18 +19,18 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
-from django.db import Error, connections, transaction
+from django.db import Error, connections, router, transaction
 
 from .. import delayed, registry
 from ..delayed.store import delete_rows
-from ..errors import InvalidOption, QueueError, QueueNotFound
+from ..errors import InvalidOption, QueueNotFound
 from ..failures import poison_operations
 from ..failures.history import clean
 from ..failures.poison_store import is_transient
 from ..messages import as_uuid
-from ..models import BulkOperation, DelayedMessage, Now, PoisonMessage
+from ..models import BulkOperation, DelayedMessage, JournalEntry, Now, PoisonMessage
 from ..sql import ErrorKind, backend_of, nonblocking
-from . import control, selections
+from . import control, journal_replay, selections
 from .running_handlers import cancel_running
 from .selections import Source
 
@@ -45,6 +45,9 @@ MAX_ERRORS = 20
 MAX_RATE = 1_000_000.0
 #: Ended operations are kept so long.
 KEPT = timedelta(days=30)
+
+#: The action that inserts entries of the journal into a queue.
+REPLAY = "replay"
 
 State = BulkOperation.State
 RUNNING, PAUSED, STOPPED, FINISHED = State.RUNNING, State.PAUSED, State.STOPPED, State.FINISHED
@@ -188,11 +191,23 @@ def start(
     first = keys.first()
     last = last if last is not None else keys.last()
     bounds = (0, -1) if first is None or last is None else (first, last)
+    return _create(source, action, filters, options or {}, bounds, rate, by)
+
+
+def _create(
+    source: Source,
+    action: str,
+    filters: Mapping[str, str],
+    options: Mapping[str, Any],
+    bounds: tuple[int, int],
+    rate: float | None,
+    by: Any,
+) -> BulkOperation:
     return BulkOperation.objects.using(source.alias).create(
         action=action,
         source=source.label,
         filters=json.dumps(dict(filters)),
-        options=json.dumps(dict(options or {})),
+        options=json.dumps(dict(options)),
         first=bounds[0],
         last=bounds[1],
         cursor=bounds[0] - 1,
@@ -200,6 +215,23 @@ def start(
         started_by_id=by.pk if by is not None else None,
         username=by.get_username()[:150] if by is not None else "",
     )
+
+
+def start_replay(options: Mapping[str, Any], *, rate: float | None = None, by: Any = None) -> BulkOperation:
+    """Start inserting what was published to a journaled topic into a queue again, up to the newest entry. ``options``:
+    ``topic``, a name or a regular expression; ``since``: epoch, a bookmark, or a time in ISO 8601; ``filter``, an
+    expression, or ''; ``to``, the queue. Raises InvalidOption, InvalidExpression, QueueNotFound and BookmarkNotFound.
+
+    >>> start_replay({"topic": "orders", "since": "epoch", "filter": "", "to": "shop.Orders"}).state  # doctest: +SKIP
+    'running'
+    """
+    queue = journal_replay.checked(options)
+    _check_rate(rate)
+    first = journal_replay.preview(options).first
+    alias = router.db_for_write(queue)
+    last = nonblocking(JournalEntry.objects.using(alias)).order_by("-pk").values_list("pk", flat=True).first()
+    bounds = (0, -1) if first is None or last is None else (first[0], last)
+    return _create(Source(JournalEntry, alias), REPLAY, {}, options, bounds, rate, by)
 
 
 def pause(number: int, *, using: str = "default") -> bool:
@@ -240,8 +272,8 @@ def carry_out(alias: str, may_continue: Callable[[], bool] = lambda: True, secon
     """Carry out the batches of this database that are due, for about so many seconds; returns whether more are due. The
     operation that waited longest is first."""
     ends_at = monotonic() + seconds
-    known = [*(queue._meta.label for queue in registry.queues), PoisonMessage._meta.label, DelayedMessage._meta.label]
-    due = BulkOperation.objects.using(alias).filter(state=RUNNING, next_at__lte=Now(), source__in=known)
+    rows = BulkOperation.objects.using(alias)
+    due = rows.filter(state=RUNNING, next_at__lte=Now(), source__in=selections.sources())
     while may_continue():
         number = due.order_by("changed_at").values_list("number", flat=True).first()
         if number is None or not _carry_out_batch(alias, number):
@@ -260,17 +292,18 @@ def _carry_out_batch(alias: str, number: int) -> bool:
             return False
         source = selections.source_of(operation.source, alias)
         assert source is not None
+        step = _replay_batch if operation.action == REPLAY else _change_batch
         try:
-            keys, cursor = _next_keys(operation, source)
-            result = _run(operation, source, keys) if keys else Result(0)
-        except (QueueError, Error) as error:
+            with transaction.atomic(using=alias):
+                count, cursor, result = step(operation, source)
+        except Exception as error:
             if is_transient(error, alias):
                 raise
             _pause_for(operation, error)
             return True
-        _add(operation, len(keys), result)
+        _add(operation, count, result)
         operation.cursor = cursor
-        if cursor < operation.last and len(result.errors) == len(keys) > 1:
+        if cursor < operation.last and len(result.errors) == count > 1:
             # What fails for each of them is likely to fail for the rest.
             operation.state = PAUSED
             operation.note = f"Paused: no message of the last batch could be changed. It goes on behind {cursor}."
@@ -279,17 +312,42 @@ def _carry_out_batch(alias: str, number: int) -> bool:
             log.info("%s %d on %s has ended: %d changed, %d skipped, %d failed.", operation.action, number,
                      operation.source, operation.changed, operation.skipped, operation.failed,
                      extra={"operation": number, "queue": operation.source})  # fmt: skip
-        wait = timedelta(seconds=len(keys) / operation.rate) if operation.rate else timedelta(0)
+        wait = timedelta(seconds=count / operation.rate) if operation.rate else timedelta(0)
         operation.next_at, operation.changed_at = Now() + wait, Now()
         operation.save()
     return True
+
+
+class Step(NamedTuple):
+    """One batch: its rows, the key up to which the operation is done, and the result."""
+
+    count: int
+    cursor: int
+    result: Result
+
+
+def _change_batch(operation: BulkOperation, source: Source) -> Step:
+    keys, cursor = _next_keys(operation, source)
+    return Step(len(keys), cursor, _run(operation, source, keys) if keys else Result(0))
+
+
+def _replay_batch(operation: BulkOperation, source: Source) -> Step:
+    options = json.loads(operation.options)
+    since = operation.cursor if operation.cursor >= operation.first else options["since"]
+    count, inserted, cursor = journal_replay.insert_batch(options, since, _limit(operation), operation.last)
+    return Step(count, cursor, Result(inserted))
+
+
+def _limit(operation: BulkOperation) -> int:
+    """The rows of one batch, so that the rate is kept."""
+    return max(1, min(BATCH, int(operation.rate))) if operation.rate else BATCH
 
 
 def _next_keys(operation: BulkOperation, source: Source) -> tuple[list[int], int]:
     """The keys of the next batch, and the key up to which it goes. Reads at most ``SCAN`` rows."""
     rows = nonblocking(source.model._base_manager.using(source.alias)).order_by("pk")
     rows = rows.filter(pk__gt=operation.cursor, pk__lte=operation.last)
-    limit = max(1, min(BATCH, int(operation.rate))) if operation.rate else BATCH
+    limit = _limit(operation)
     ends = list(rows.values_list("pk", flat=True)[SCAN - 1 : SCAN])
     end = ends[0] if ends else operation.last
     condition = selections.condition(source, json.loads(operation.filters))

@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 
 from .. import delayed, registry
 from ..errors import InvalidOption, QueueNotFound
-from ..models import DelayedMessage, Now, PoisonMessage
+from ..models import DelayedMessage, JournalEntry, Now, PoisonMessage
 from .lease_state import LeaseState
 
 #: The value of the filter ``destination`` for messages to queues that this project does not have.
@@ -43,13 +43,20 @@ class Source(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """poison, delayed, or queue."""
-        return {PoisonMessage: "poison", DelayedMessage: "delayed"}.get(self.model, "queue")
+        """poison, delayed, journal, or queue."""
+        kinds = {PoisonMessage: "poison", DelayedMessage: "delayed", JournalEntry: "journal"}
+        return kinds.get(self.model, "queue")
+
+
+def sources() -> list[str]:
+    """The labels of all sources that this project knows."""
+    models = (*registry.queues, PoisonMessage, DelayedMessage, JournalEntry)
+    return [str(model._meta.label) for model in models]
 
 
 def source_of(label: str, alias: str) -> Source | None:
     """The source with this label; None: this project does not know it."""
-    for model in (PoisonMessage, DelayedMessage):
+    for model in (PoisonMessage, DelayedMessage, JournalEntry):
         if model._meta.label == label:
             return Source(model, alias)
     try:
@@ -130,6 +137,7 @@ _FILTERS: dict[str, dict[str, Callable[[Source, str], Q]]] = {
         "failed": _failed,
         **_bounds("number"),
     },
+    "journal": {},
     "delayed": {"destination": _destination, "when": _due, **_bounds("due")},
 }
 #: What a list shows without a filter.
