@@ -14,14 +14,14 @@ from tests.testapp.models import Addressed, Leased, SecretTransactional, Transac
 
 from .conftest import url
 
-OF_EVERY_PROJECT = {"delayedmessage", "poisonmessage", "queuecontrol", "schedule", "subscriber"}
+OF_EVERY_PROJECT = {"bulkoperation", "delayedmessage", "poisonmessage", "queuecontrol", "schedule", "subscriber"}
 
 
 def shown(client: Client) -> set[str]:
     return set(re.findall(r'href="/admin/queueapp/(\w+)/"', client.get("/admin/queueapp/").content.decode()))
 
 
-def test_a_project_with_two_plain_queues_sees_queues_delayed_poison_schedules_and_workers(
+def test_a_project_with_two_plain_queues_sees_only_what_every_project_has(
     operator: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUEUEAPP = {}

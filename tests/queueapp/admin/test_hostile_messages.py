@@ -136,7 +136,7 @@ def test_poison_reason_exception_traceback_and_everything_beside(operator: Clien
     data = {"action": "requeue", "_selected_action": message.pk, "confirmed": "yes", "counts": "reset"}
     answer = operator.post(url(PoisonMessage), data, follow=True).content.decode()
     assert "<script>alert" not in answer
-    assert "not requeued: no such queue." in answer
+    assert "not requeued: There is no queue " in answer
 
 
 def test_host_names_of_subscribers(operator: Client) -> None:

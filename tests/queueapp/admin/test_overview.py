@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
@@ -208,16 +208,6 @@ def test_purge_asks_first_and_then_empties_the_queue(operator: Client) -> None:
     assert not Leased.objects.exists()
 
 
-def test_only_a_purge_that_is_complete_is_a_success(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def level() -> int:
-        (reported,) = do(operator, "purge").context["messages"]
-        return int(reported.level)
-
-    assert level() == messages.SUCCESS
-    monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
-    assert level() == messages.WARNING
-
-
 def test_the_answer_to_a_purge_is_marked_as_dangerous_and_states_what_it_does(operator: Client) -> None:
     Leased.send_many([{}, {}])
     for verb, mark, answer in (
@@ -227,12 +217,6 @@ def test_the_answer_to_a_purge_is_marked_as_dangerous_and_states_what_it_does(op
     ):
         asked = operator.post(url(QueueControl, verb, LABEL)).content.decode()
         assert f'<input type="submit" class="{mark}" value="{answer}">' in asked
-
-
-def test_purge_that_runs_out_of_time_reports_it(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "purge", lambda queue, by: control.Purged(7, False))
-    response = operator.post(url(QueueControl, "purge", LABEL), {"confirmed": "yes"}, follow=True)
-    assert "there are more: purge again for the rest" in notes(response)[0]
 
 
 def test_concurrency_is_set_shown_and_taken_back(operator: Client) -> None:

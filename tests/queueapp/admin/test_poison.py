@@ -99,7 +99,7 @@ def test_filter_choices_are_bounded(operator: Client, monkeypatch: pytest.Monkey
         poison(exception_type=f"Error{number}", group_key=f"{number:032}")
     specs = {spec.title: spec for spec in operator.get(url(PoisonMessage)).context["cl"].filter_specs}
     assert {title: len(spec.lookup_choices) for title, spec in specs.items()} == {
-        "status": 3, "queue": 1, "group": 20, "exception": 20,
+        "status": 3, "queue": 1, "group": 20, "exception": 20, "type": 1, "attempts": 4, "failed": 3,
     }  # fmt: skip
     assert SAMPLE == 1000
 
