@@ -96,6 +96,10 @@ docs-serve: $(VENV)/docs.installed  ## show the documentation while it is writte
 test-matrix: $(VENV)/dev.installed java chromium odbc pgbouncer redis  ## run the tests on each Python found with each Django it allows (TESTS=...)
 	$(PY) -m nox --sessions tests -- $(TESTS)
 
+.PHONY: console-speed
+console-speed: $(VENV)/dev.installed  ## measure the admin's pages on large tables (ROWS=1000000)
+	$(PY) -m tests.benchmarks.console --rows $(or $(ROWS),1000000)
+
 .PHONY: bench
 bench: $(VENV)/bench.installed  ## measure the figures of the documentation (FIGURES="name ..." for some)
 	$(PY) -m tests.benchmarks $(FIGURES)

@@ -51,7 +51,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     ]
     age = "" if found.age is None else display.of_seconds(found.age)
     part = "_rows" if PART in request.headers else ""
-    context = {"lines": lines, "age": age, "part_header": PART}
+    context = {"lines": lines, "age": age, "part_header": PART, "headings": overview_rows.HEADINGS}
     return TemplateResponse(request, f"queueapp/overview{part}.html", context, headers={"Vary": PART})
 
 

@@ -7,7 +7,7 @@ the first one: ``17``, ``warehouse:17``. Operations on a row run in the database
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
@@ -25,6 +25,8 @@ from ..sql import ErrorKind, backend_of
 from .formatting import untrusted
 
 PARAMETER = "database"
+#: Milliseconds of one statement of a page; then the page is a note. (On SQL Server the driver's query_timeout decides.)
+STATEMENT_MS = 5_000
 
 
 class DatabaseFilter(admin.SimpleListFilter):
@@ -164,7 +166,7 @@ class OfDatabases(admin.ModelAdmin):
         does not answer."""
         # A GET runs within a savepoint, so that a missing table does not break the request's own transaction. An
         # operation commits batch by batch, so it must not run in one.
-        guard = transaction.atomic(using=alias) if request.method == "GET" else nullcontext()
+        guard = _reading(alias) if request.method == "GET" else nullcontext()
         try:
             with guard:
                 return view()
@@ -183,6 +185,14 @@ class OfDatabases(admin.ModelAdmin):
         return f"{str(self.opts.verbose_name_plural).capitalize()} of database {alias!r}"
 
 
+@contextmanager
+def _reading(alias: str) -> Iterator[None]:
+    """A savepoint in which no statement takes longer than ``STATEMENT_MS``."""
+    connection = connections[alias]
+    with transaction.atomic(using=alias), backend_of(connection).sessions.statement_timeout(connection, STATEMENT_MS):
+        yield
+
+
 def note_of(error: Exception, alias: str, table: str) -> str:
     """The note for a missing or unreadable table, or a database that does not answer; '' for any other error. If the
     database of the overview does not answer, no page can show a note."""
@@ -192,6 +202,11 @@ def note_of(error: Exception, alias: str, table: str) -> str:
     kind = backend_of(connections[alias]).error_kind(error)
     if kind is ErrorKind.MISSING:
         return f"the table {table!r} does not exist, or lacks a column."
+    if kind is ErrorKind.EXHAUSTED:
+        return (
+            f"a statement took longer than {STATEMENT_MS // 1000} s, or the server lacks memory or disk. Choose a "
+            "narrower filter, and see Databases for what makes the server slow."
+        )
     if kind is ErrorKind.CONNECTION and alias != router.db_for_write(QueueControl):
         return f"the database {alias!r} cannot be reached."
     return ""

@@ -32,7 +32,7 @@ from .database_page import health_view, long_transactions
 from .databases import PARAMETER, Named, note_of
 from .formatting import charts, display, untrusted
 from .operations import Options, ask
-from .overview_rows import OverviewRow, overview
+from .overview_rows import HEADINGS, OverviewRow, overview
 from .queue_operations import OPERATIONS, QueueOperation
 from .queue_page import queue_view
 from .read_only import ReadOnlyAdmin
@@ -85,6 +85,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             "age_text": "" if found.age is None else display.of_seconds(found.age),
             "is_old": found.age is not None and found.age > OLD_SECONDS,
             "part_header": PART,
+            "headings": (*HEADINGS, "Operate" if request.user.has_perm(OPERATE) else "History"),
             "warnings": long_transactions(sorted({row.alias for row in found.rows if row.stats.waiting is not None})),
             "search_url": self._url("search"),
             "databases_url": self._url("databases"),
@@ -195,7 +196,9 @@ class OverviewAdmin(ReadOnlyAdmin):
             f"{finding}; the oldest is {display.of_seconds(finding.oldest_seconds)} old" for finding in stats.unroutable
         ]
         consumers = map(str, stats.consumers_without_worker)
-        texts = (stats.error, stats.note, *map(breaker_text, stats.breakers), *unroutable, *consumers)
+        handler = f"{stats.longest_handler} has run for {display.of_seconds(stats.longest_handler_seconds)}"
+        longest = handler if stats.longest_handler else ""
+        texts = (stats.error, stats.note, longest, *map(breaker_text, stats.breakers), *unroutable, *consumers)
         return [text for text in texts if text]
 
     @staticmethod

@@ -22,6 +22,9 @@ from ..operations.safe_reads import Reader
 from ..operations.statistics import UNKNOWN, QueueStats
 from .formatting import display
 
+#: The columns, in the order of the cells in ``queueapp/overview_cells.html``.
+HEADINGS = ("Queue", "State", "Ready", "In flight", "Oldest", "Delayed", "Poison", "In / out per s", "Failures",
+            "Waiting", "Handling", "Workers", "Last hour")  # fmt: skip
 #: The age of the oldest message above which a queue is late, where ``ALERTS`` sets no bound.
 LATE = timedelta(minutes=5)
 
@@ -133,6 +136,8 @@ class OverviewRow:
             return "bad" if self.lacks_worker else "quiet", "no worker"
         if self.is_late:
             return "warn", "late"
+        if stats.longest_handler:
+            return "warn", "long handler"
         if stats.consumers_without_worker or any(found.what == "recipient" for found in stats.unroutable):
             return "warn", "consumer without worker"
         return "good", "running"
@@ -182,6 +187,15 @@ class OverviewRow:
         return f"{100 * failed / (failed + handled):.0f} %" if failed else "0 %" if handled else ""
 
     @property
+    def waits(self) -> str:
+        """Median and 95th percentile of the time that the message at the head had waited, over the last hour."""
+        ages = sorted(point.oldest_seconds or 0.0 for point in self.history if point.ready is not None)
+        if not ages or not self.workers:
+            return ""
+        median, high = ages[len(ages) // 2], ages[min(len(ages) - 1, len(ages) * 95 // 100)]
+        return f"{short_seconds(median)} / {short_seconds(high)}"
+
+    @property
     def handling(self) -> str:
         """Median and 95th percentile of the handlers' duration."""
         point = next((point for point in reversed(self.history) if point.handling_p50 is not None), None)
@@ -204,6 +218,8 @@ def short_seconds(seconds: float | None) -> str:
     """A short duration: "3 ms", "1.2 s"."""
     if seconds is None:
         return UNKNOWN
+    if not seconds:
+        return "0 s"
     if seconds < 0.001:
         return "<1 ms"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
@@ -248,6 +264,7 @@ def _severity(row: OverviewRow) -> tuple[Any, ...]:
         not (stats.breakers or stats.error),
         not row.lacks_worker,
         not row.is_late,
+        not row.stats.longest_handler,
         not row.new_poison,
         -(stats.waiting or 0) - (stats.in_flight or 0),
         row.label,

@@ -274,11 +274,13 @@ class PoisonAdmin(MessageAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         context: dict[str, Any] = {"title": "Poison messages", "may_requeue": self.has_requeue_permission(request)}
-        # The list as it opens: a filter, a search or a further page is about messages.
-        if request.method == "GET" and not request.GET.keys() - {PARAMETER}:
+        # The list as it opens, of all queues or of one: another filter, a search or a further page is about messages.
+        if request.method == "GET" and not request.GET.keys() - {PARAMETER, "queue"}:
             alias = self.database(request)
             with suppress(Error), transaction.atomic(using=alias):
                 unresolved = PoisonMessage.objects.using(alias).filter(status=UNRESOLVED)
+                if queue := request.GET.get("queue"):
+                    unresolved = unresolved.filter(queue=queue)
                 now = backend_of(connections[alias]).now(connections[alias])
                 context["groups"] = groups_of(unresolved, now)
             context["database_query"] = urlencode({PARAMETER: alias}) if alias != self.databases()[0] else ""

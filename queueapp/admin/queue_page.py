@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,16 +14,23 @@ from django.template.response import TemplateResponse
 
 from .. import registry
 from ..errors import QueueNotFound
+from ..messages import readable_headers
 from ..models import Now, Subscriber
 from ..operations import snapshots
 from ..operations.live_workers import consumers_of
+from ..sql import nonblocking
 from .formatting import charts, display, untrusted
 from .formatting.charts import Chart
+from .large_tables.lists import Start
 from .overview_rows import rate, row_of, short_seconds
 
 #: By name: the span, and the period of its points in seconds.
 SPANS = {"1h": (timedelta(hours=1), 60), "24h": (timedelta(hours=24), 300), "7d": (timedelta(days=7), 3600)}
 NAMES = {"1h": "1 hour", "24h": "24 hours", "7d": "7 days"}
+#: The newest messages that are compared; how many values they have in common are shown, and the least share of each.
+SAMPLE, MAX_COMMON, MIN_SHARE = 1000, 10, 0.1
+#: Characters of headers that are read, and of a value.
+MAX_HEADERS, MAX_VALUE = 8192, 100
 #: Workers that are shown.
 MAX_WORKERS = 50
 
@@ -42,11 +50,16 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
     length, period = SPANS[span]
     points: Sequence[snapshots.Point] = ()
     workers: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    messages = page.admin_site._registry.get(queue)
+    messages_url = messages.list_url(alias) if messages is not None and messages.has_view_permission(request) else ""
     unknown = ""
     try:
         with transaction.atomic(using=alias):
             points = snapshots.points(alias, period, length, queue._meta.label).get(queue._meta.label, ())
             workers = _workers(alias, queue)
+            # Headers are for users who may see the messages.
+            waiting = _waiting(alias, queue) if messages_url else []
     except Error as error:
         unknown = untrusted.visible(str(error))[:300]
     line = page._line(request, row)
@@ -61,6 +74,9 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
         "spans": [(name, text, name == span) for name, text in NAMES.items()],
         "begin": display.moment(datetime.now(UTC) - length),
         "workers": workers,
+        "waiting": waiting,
+        "sample": SAMPLE,
+        "messages_url": messages_url,
         "unknown": unknown,
         "may_operate": line.get("operations") and request.user.has_perm("queueapp.operate_queue"),
     }
@@ -88,6 +104,30 @@ def charts_of(points: Sequence[snapshots.Point], span: timedelta) -> list[Chart]
         Chart("Age of the oldest message", [("oldest", line("oldest_seconds"))], now, span, display.of_seconds),
         Chart("Delayed and poison", [("delayed", line("delayed")), ("poison", line("poison"))], now, span, count),
     ]  # fmt: skip
+
+
+def _waiting(alias: str, queue: Any) -> list[dict[str, Any]]:
+    """What many of the newest messages have in common: their recipient, and headers with the same value. Who floods a
+    queue is among them."""
+    names = {field.name for field in queue._meta.local_concrete_fields}
+    columns = [name for name in ("recipient",) if name in names]
+    newest = nonblocking(queue._base_manager.using(alias)).order_by("-pk").annotate(head=Start("headers", MAX_HEADERS))
+    rows = list(newest.values("head", *columns)[:SAMPLE])
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        counts.update(("to", row[name]) for name in columns if row[name])
+        counts.update(item for item in readable_headers(row["head"] or "").items() if len(item[1]) <= MAX_VALUE)
+    return [
+        {
+            "name": untrusted.inline(name, 60),
+            "value": untrusted.inline(value, MAX_VALUE),
+            "count": count,
+            "share": f"{100 * count / len(rows):.0f} %",
+            "query": f'to:"{value}"' if name == "to" else f'header:"{name}={value}"',
+        }
+        for (name, value), count in counts.most_common(MAX_COMMON)
+        if count >= MIN_SHARE * len(rows) and count > 1
+    ]
 
 
 def _workers(alias: str, queue: Any) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from ..messages import as_uuid
 from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, Leader, Now, QueueControl, Subscriber, UtcField
 from ..models.subscribers import parse_json_list
 from ..operations import control, live_workers
-from ..operations.running_handlers import progress_in, running_in
+from ..operations.running_handlers import progress_in
 from ..operations.statistics import breaker_text
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
@@ -46,8 +46,6 @@ class AliveFilter(admin.SimpleListFilter):
 
 #: What makes rows those of one process: a process id is used again, also on another host.
 _PROCESS = ("host", "process", "process_start", "supervisor")
-#: A handler that runs for longer is marked.
-LONG_RUNNING = timedelta(minutes=1)
 #: How long the page names workers that have died.
 SHOWN_DEATHS = timedelta(days=1)
 OPERATE = "queueapp.operate_queue"
@@ -264,13 +262,12 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     def _running(self, row: Any) -> list[SafeString]:
         since = max(timedelta(0), row.db_now - row.heartbeat_at) if _is_alive(row) else timedelta(0)
         lines = []
-        for seq, consumer, seconds in running_in(row):
+        for seq, consumer, seconds in live_workers.running_of(row.running):
             elapsed = timedelta(seconds=seconds) + since
             name = untrusted.inline(consumer, 60)
             text = format_html("message {} in {} for {}", seq, name, display.duration(elapsed))
-            lines.append(
-                format_html('<span class="queueapp-problem">{}</span>', text) if elapsed > LONG_RUNNING else text
-            )
+            is_long = elapsed > live_workers.LONG_RUNNING
+            lines.append(format_html('<span class="queueapp-problem">{}</span>', text) if is_long else text)
         return lines
 
     @admin.display(description="progress")

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 
 from django.db.models import Q
 
 from ..models import NO_QUEUES, Now, Subscriber, UtcField
 from ..models.subscribers import parse_json_list
+
+#: A handler that runs for longer is named on the overview.
+LONG_RUNNING = timedelta(minutes=1)
 
 
 class Live:
@@ -26,6 +30,8 @@ class Live:
         #: The oldest heartbeat of the live ones.
         self.heartbeat: timedelta | None = None
         self.breakers: list[dict[str, str]] = []
+        #: The handler that has run longest, beyond ``LONG_RUNNING``: its seconds, and where; None: there is none.
+        self.longest: tuple[float, str] | None = None
         #: Messages in flight in these workers, as of their last heartbeats.
         self.in_flight = 0
         #: Names and message types of their consumers. None: a worker does not report them, so unroutable messages are
@@ -53,6 +59,24 @@ class Live:
             self.types |= {kind for _, kind in reported}
         self._unknown |= {str(kind) for kind in parse_json_list(unknown_types)}
 
+    def add_running(self, running: str, since: float, worker: str) -> None:
+        """Add the running handlers of one worker's row; ``since``: the seconds since its heartbeat."""
+        for seq, consumer, seconds in running_of(running)[:1]:
+            elapsed = seconds + since
+            if elapsed > LONG_RUNNING.total_seconds() and (self.longest is None or elapsed > self.longest[0]):
+                self.longest = elapsed, f"message {seq} in {consumer} on {worker}"
+
+
+def running_of(text: str) -> list[tuple[int, str, float]]:
+    """The handlers of one worker that had run for more than a second at its last heartbeat, the longest first: the seq
+    of the message, the consumer, and the seconds."""
+    found = []
+    for item in parse_json_list(text):
+        with suppress(TypeError, ValueError):
+            seq, consumer, seconds = item
+            found.append((int(seq), str(consumer), float(seconds)))
+    return found
+
 
 def breakers_of(text: str) -> list[dict[str, str]]:
     """The circuit breakers of one worker that are not closed: breaker (its kind), name, state and error of each."""
@@ -74,13 +98,15 @@ def live_on(alias: str, queues: Iterable[str] | None = None) -> defaultdict[str,
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
     live: defaultdict[str, Live] = defaultdict(Live)
-    for queue, now, beat, until, outstanding, *columns in rows.values_list(
-        "queue", "now", "heartbeat_at", "alive_until", "outstanding", "breakers", "consumers", "unknown_types"
-    ):
+    for queue, now, beat, until, outstanding, running, host, process, *columns in rows.values_list(
+        "queue", "now", "heartbeat_at", "alive_until", "outstanding", "running", "host", "process", "breakers",
+        "consumers", "unknown_types",
+    ):  # fmt: skip
         workers = live[queue]
         if until > now:
             workers.add(*columns)
             workers.in_flight += outstanding
+            workers.add_running(running, (now - beat).total_seconds(), f"{host}:{process}")
             workers.heartbeat = max(workers.heartbeat or now - beat, now - beat)
         elif workers.last_heartbeat is None or now - beat < workers.last_heartbeat:
             workers.last_heartbeat = now - beat

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -85,17 +84,6 @@ def _as_of_now(alias: str, read: Callable[[], _ResultT]) -> _ResultT:
     if in_transaction(connection) and backend_of(connection).sessions.has_fixed_snapshot(connection):
         return outside_transaction(alias, read)
     return read()
-
-
-def running_in(row: Subscriber) -> list[tuple[int, str, float]]:
-    """The handlers of a worker that had run for more than a second at its last heartbeat, the longest first: the seq of
-    the message, the consumer, and the seconds."""
-    found = []
-    for item in parse_json_list(row.running):
-        with suppress(TypeError, ValueError):
-            seq, consumer, seconds = item
-            found.append((int(seq), str(consumer), float(seconds)))
-    return found
 
 
 def progress_in(row: Subscriber) -> Iterator[Progress]:

@@ -103,6 +103,9 @@ class QueueStats:
     #: Live workers, and the age of the oldest heartbeat among theirs.
     workers: int | None = None
     heartbeat_seconds: float | None = None
+    #: The handler that has run longest, if that is more than a minute: for how long, and where.
+    longest_handler_seconds: float | None = None
+    longest_handler: str = ""
     #: Circuit breakers that are not closed: breaker, name, state and error of each.
     breakers: list[dict[str, str]] = field(default_factory=list)
     #: Messages that no worker will receive.
@@ -139,6 +142,7 @@ class QueueStats:
         """Set what the live workers report."""
         self.workers, self.breakers, self.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
         self.in_flight = live.in_flight
+        self.longest_handler_seconds, self.longest_handler = live.longest or (None, "")
 
     def fail(self, what: str, cause: str) -> None:
         """Add an unknown value to ``error``. Each cause is named once."""

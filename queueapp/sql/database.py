@@ -80,6 +80,11 @@ class Sessions(abc.ABC):
         rolled back, at least to a savepoint, when the block raises. For reading tables that a migration may have
         locked."""
 
+    @abc.abstractmethod
+    def statement_timeout(self, connection: Any, ms: int) -> AbstractContextManager[None]:
+        """In the block a statement fails with EXHAUSTED after this long, if the server can do that. Within a
+        transaction, as ``lock_timeout``. For pages that a person waits for."""
+
     def has_fixed_snapshot(self, connection: Any) -> bool:
         """Whether the open transaction may not see what others commit meanwhile. True where that is not known."""
         return True

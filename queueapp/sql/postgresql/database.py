@@ -206,6 +206,15 @@ class PostgresqlSessions(Sessions):
         if len(connection.savepoint_ids) > 0:
             execute(connection, "SELECT set_config('lock_timeout', %s, true)", (before,))
 
+    @contextmanager
+    def statement_timeout(self, connection: Any, ms: int) -> Iterator[None]:
+        # No table is read, here or below.
+        sql = "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %s, true)"
+        before = fetch(connection, sql, (f"{max(1, int(ms))}ms",))[0][0]
+        yield
+        if len(connection.savepoint_ids) > 0:
+            execute(connection, "SELECT set_config('statement_timeout', %s, true)", (before,))
+
     def has_fixed_snapshot(self, connection: Any) -> bool:
         # Index: none, no table. REPEATABLE READ and SERIALIZABLE read by the snapshot of their first statement.
         sql = "SELECT current_setting('transaction_isolation') <> 'read committed'"

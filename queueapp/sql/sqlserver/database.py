@@ -7,7 +7,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 from typing import Any
 
@@ -126,6 +126,9 @@ class SqlServerSessions(Sessions):
             # A lost session has no setting. Any other failure is raised: all later statements would fail on locks.
             if error_kind(error) is not ErrorKind.CONNECTION:
                 raise
+
+    def statement_timeout(self, connection: Any, ms: int) -> AbstractContextManager[None]:
+        return nullcontext()  # neither driver exposes it; DATABASES' query_timeout has the same effect
 
     def has_fixed_snapshot(self, connection: Any) -> bool:
         # Index: none, a view of this session, which every user may read. Only SNAPSHOT reads as of its first statement.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -145,3 +148,48 @@ def test_groups_are_counted_among_the_newest_and_say_so(operator: Client, monkey
     poison(3)
     found = operator.get(url(PoisonMessage)).context["groups"]
     assert (found.groups[0].count, found.complete) == (2, False)
+
+
+# -- what an operator finds from the overview alone ----------------------------------------------------------------
+
+
+def test_a_tenant_who_floods_a_queue_is_what_its_newest_messages_have_in_common(
+    operator: Client, staff: Callable[..., Client]
+) -> None:
+    for number in range(5):
+        Leased.send({"n": number}, headers={"tenant": f"t-{number}"})
+    Leased.send_many([{"n": number} for number in range(95)], headers={"tenant": "acme <b>"})
+    address = url(QueueControl, "charts", LABEL)
+    assert address in operator.get(url(QueueControl)).content.decode()
+    text = operator.get(address).content.decode()
+    assert "acme &lt;b&gt;" in text
+    assert "95 %" in text
+    link = re.search(r'href="([^"]+q=header[^"]+)"', text)
+    assert link is not None
+    assert operator.get(unescape(link[1])).context["cl"].result_count == 95
+    assert "acme" not in staff("queueapp.view_queuecontrol").get(address).content.decode()
+
+
+def test_a_worker_that_hangs_in_a_message_is_named_on_the_overview(operator: Client) -> None:
+    Leased.send({})
+    Subscriber.objects.create(
+        queue=LABEL, host="w-1", process=7, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(minutes=1),
+        outstanding=1, running=json.dumps([[17, "shop.board", 600.0]]),
+    )  # fmt: skip
+    text = operator.get(url(QueueControl)).content.decode()
+    assert "message 17 in shop.board on w-1:7 has run for 10m" in text
+    assert ">long handler</span>" in text
+
+
+def test_a_consumer_that_fails_since_a_deploy_is_a_group_with_its_version(operator: Client) -> None:
+    for version, count in (("1.0", 1), ("2.0", 5)):
+        for _ in range(count):
+            PoisonMessage.objects.create(
+                message_id=uuid.uuid4(), queue=LABEL, reason="KeyError: gate", exception_type="KeyError",
+                group_key=version, worker_version=version, headers="{}", consumer="shop.board",
+            )  # fmt: skip
+    overview = operator.get(url(QueueControl)).content.decode()
+    poison = re.search(r'href="([^"]+poisonmessage/\?queue=testapp.Leased)"', overview)
+    assert poison is not None, "the number of poison messages leads to them"
+    groups = operator.get(poison[1]).context["groups"].groups
+    assert [(group.count, group.versions) for group in groups] == [(5, {"2.0"}), (1, {"1.0"})]

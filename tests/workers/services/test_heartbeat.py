@@ -18,7 +18,7 @@ from queueapp import consumer
 from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operations import control
-from queueapp.operations.running_handlers import running_in
+from queueapp.operations.live_workers import running_of
 from queueapp.services.unclean_shutdowns import host_name, process_start_id
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
@@ -78,14 +78,14 @@ def test_its_row_reports_what_it_did_and_what_it_holds(start_worker: Start) -> N
     start_worker(Leased, heartbeat=True, concurrency=1)
 
     eventually(lambda: Subscriber.objects.get().outstanding >= 1 and Subscriber.objects.get().received == 3)
-    eventually(lambda: running_in(Subscriber.objects.get()))
+    eventually(lambda: running_of(Subscriber.objects.get().running))
     row = Subscriber.objects.get()
-    [(seq, name, seconds)] = running_in(row)
+    [(seq, name, seconds)] = running_of(row.running)
     assert (seq, name, seconds >= 1.0) == (Leased.objects.latest("seq").pk, "tests", True)
     assert row.memory is None or row.memory > 0
     hold.set()
     eventually(lambda: Subscriber.objects.get().handled == 3)
-    eventually(lambda: not running_in(Subscriber.objects.get()))
+    eventually(lambda: not running_of(Subscriber.objects.get().running))
     eventually(lambda: Subscriber.objects.get().outstanding == 0)
 
 
