@@ -4,7 +4,8 @@ read."""
 import json
 import os
 import re
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -15,7 +16,11 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 from playwright.sync_api import Page, expect
 
-from queueapp.models import DISPATCHER, PoisonMessage, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, BulkOperation, PoisonMessage, QueueControl, Subscriber
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance
+from queueapp.services.service import stop_all
+from tests.bulk_rows import fill_up
 from tests.testapp.models import Leased, Transactional
 
 from .pages import OVERVIEW
@@ -216,6 +221,47 @@ def test_the_overview_says_when_it_is_not_refreshed(browse: Browse) -> None:
         expect(page.locator("#result_list tbody tr").first).to_be_visible()
 
     browse(look)
+
+
+def test_a_group_is_requeued_in_the_background_paused_resumed_and_stopped(browse: Browse, maintenance: Any) -> None:
+    fill_up(
+        PoisonMessage(
+            queue="testapp.Leased", reason="ValueError: no gate", exception_type="ValueError", group_key="a" * 32,
+            message_id=uuid.uuid4(), headers="{}", body=b"{}",
+        ),
+        10_000,
+    )  # fmt: skip
+
+    def operate(page: Page) -> None:
+        page.goto("/admin/queueapp/poisonmessage/")
+        page.get_by_role("button", name="Requeue group…").click()
+        expect(page.get_by_text("in the background")).to_be_visible()
+        page.get_by_label("Messages a second").fill("200")
+        page.get_by_role("button", name="Requeue").click()
+        expect(page.locator("#queueapp-live .queueapp-badge")).to_have_text("running")
+        page.evaluate("window.loaded = true")
+        expect(page.locator("#queueapp-live")).to_contain_text("200 (")  # the first batch, seen without reloading
+        assert page.evaluate("window.loaded")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator("#queueapp-live .queueapp-badge")).to_have_text("paused")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#queueapp-live .queueapp-badge")).to_have_text("running")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#queueapp-live .queueapp-badge")).to_have_text("stopped")
+
+    browse(operate)
+    operation = BulkOperation.objects.get()
+    assert 200 <= operation.changed < 10_000
+    assert operation.changed == Leased.objects.count() == 10_000 - PoisonMessage.objects.count()
+
+
+@pytest.fixture
+def maintenance(transactional_db: None) -> Iterator[Maintenance]:
+    """The maintenance of the database."""
+    service = Maintenance("default", [Leased], Elector("default", "maintenance", uuid.uuid4()), round_interval=0.1)
+    service.start()
+    yield service
+    assert stop_all([service], 30)
 
 
 # -- what must never happen ----------------------------------------------------------------------------------------
