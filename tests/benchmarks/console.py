@@ -47,7 +47,7 @@ def pages(queue: Any) -> list[Page]:
         Page("charts of a queue", f"{overview}{label}/charts/"),
         Page("messages of a queue", messages),
         Page("messages, from the middle", f"{messages}?seq__gte={(first + newest) // 2}"),
-        Page("messages, the deepest page", f"{messages}?p=100"),
+        Page("messages, the deepest page", f"{messages}?p={min(100, (newest - first + 1) // 100)}"),
         Page("messages, filter by state", f"{messages}?state=leased"),
         Page("messages, filter by age", f"{messages}?age=week"),
         Page("messages, search by an id", f"{messages}?q={queue.objects.get(pk=newest).id}"),
@@ -126,9 +126,7 @@ def measure(client: Any, page: Page, runs: int = 5) -> tuple[int, float]:
         if page.data is None
         else (lambda: client.post(page.address, page.data))
     )
-    with CaptureQueriesContext(
-        connection,
-    ) as captured:
+    with CaptureQueriesContext(connection) as captured:
         response = ask()
     assert response.status_code == 200, (page, response.status_code, response.headers)
     seconds = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ MAX_STATEMENTS = 15
 def test_every_page_takes_at_most_15_statements(
     operator: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUEUEAPP = {"JOURNAL": {"^journaled": None}, "ALERTS": {"max_age": 60}}
+    settings.QUEUEAPP = {"JOURNAL": {"^journaled": None}, "ALERTS": {"max_age": timedelta(minutes=1)}}
     monkeypatch.setattr(operations, "IN_REQUEST", 5)
     fill(Leased, 500)
     SnapshotRecorder("default", list(registry.queues)).record(lambda: True)
