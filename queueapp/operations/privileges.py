@@ -6,7 +6,7 @@ database administrator. The privileges of each role are in docs/privileges.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from django.db import Error, connections, router
@@ -15,19 +15,26 @@ from .. import registry
 from ..errors import UnsupportedServer
 from ..models import (
     BulkOperation,
+    ClaimRecord,
+    DeferredAck,
     DelayedMessage,
+    FairTurn,
     Leader,
+    MessageKey,
     PoisonMessage,
+    ProcessedMessage,
     QueueControl,
     QueueSnapshot,
     Schedule,
     Subscriber,
     Subscription,
+    TokenBucket,
 )
 from ..sql import ErrorKind, backend_of
 from .error_hints import connection_of
 
 _ALL = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_BUT_DELETE = _ALL[:3]
 #: On a queue, required to receive any message; the others are for retries, poison and delayed messages.
 _TO_RECEIVE = ("SELECT", "UPDATE", "DELETE")
 #: (table, the privileges that a worker needs, those of them without which it receives nothing)
@@ -41,6 +48,16 @@ _OF_WORKERS = (
     (Schedule, _ALL, ()),
     (BulkOperation, ("SELECT", "UPDATE", "DELETE"), ()),
     (QueueSnapshot, ("SELECT", "INSERT", "DELETE"), ()),
+    (ProcessedMessage, _ALL, ()),
+)
+#: The same for queues with an option: (table, rights, those without which nothing of such a queue is received, whether
+#: a queue is one)
+_OF_OPTIONS: tuple[tuple[Any, tuple[str, ...], tuple[str, ...], Callable[[Any], bool]], ...] = (
+    (MessageKey, _ALL, (), lambda delivery: delivery.dedupe_key is not None),
+    (DeferredAck, _ALL, (), lambda delivery: delivery.deferred_ack_expiration is not None),
+    (TokenBucket, _BUT_DELETE, _BUT_DELETE, lambda delivery: delivery.rate is not None),
+    (ClaimRecord, _ALL, _ALL, lambda delivery: delivery.counts_leases and not delivery.dispatches),
+    (FairTurn, _BUT_DELETE, _BUT_DELETE, lambda delivery: delivery.dispatches),
 )
 
 
@@ -60,8 +77,13 @@ def missing_privileges(alias: str, queues: Iterable[Any]) -> list[MissingPrivile
     backend = backend_of(connection)
     if statement := backend.schema.read_only(connection):
         return [MissingPrivilege(None, f"nothing can be written in {alias!r} by its user", statement, True)]
-    found = []
-    for model, rights, needed in [*((queue, _ALL, _TO_RECEIVE) for queue in queues), *_OF_WORKERS]:
+    found, queues = [], list(queues)
+    of_options = [
+        (model, rights, needed)
+        for model, rights, needed, has in _OF_OPTIONS
+        if any(has(queue.delivery) for queue in queues)
+    ]
+    for model, rights, needed in [*((queue, _ALL, _TO_RECEIVE) for queue in queues), *_OF_WORKERS, *of_options]:
         table = model._meta.db_table
         if lacking := backend.schema.missing_privileges(connection, table, rights):
             problem = f"the database user may not {', '.join(lacking)} in table {table} of {alias!r}"

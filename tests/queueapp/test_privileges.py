@@ -14,33 +14,45 @@ import kombu
 import kombu.pools
 import pytest
 from celery import Celery
+from django.apps import apps
 from django.db import Error, connection, transaction
 from sqlglot import exp
 
 from queueapp import delayed, notifier, publish, publish_many, replay
 from queueapp.contrib.celery import poison as buried
 from queueapp.contrib.celery import result_rows, topology
+from queueapp.contrib.celery.broker_migration.queueapp_endpoint import QueueappEndpoint
 from queueapp.contrib.celery.in_flight import LeasedMessage
-from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, DeclaredQueue
+from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, CompletedMove, DeclaredQueue, PendingMove
+from queueapp.contrib.tasks import result_store
+from queueapp.contrib.tasks.models import Result, TaskQueue
+from queueapp.encryption import keyring, subject_keys
 from queueapp.failures import apply_verdict, poison_operations, recoverability
 from queueapp.flow.rate_limit import RateLimit
 from queueapp.journal import retention
 from queueapp.models import (
+    ClaimRecord,
+    DeferredAck,
     DelayedMessage,
+    FairTurn,
     ForwardedMessage,
     JournalEntry,
     Leader,
+    MessageKey,
     Now,
     PoisonMessage,
+    ProcessedMessage,
     QueueControl,
     Schedule,
     Subscriber,
     Subscription,
+    TokenBucket,
 )
 from queueapp.models.delivery import Delivery
-from queueapp.operations import control, move_messages, schema_check, subscriptions
+from queueapp.operations import control, expiration, move_messages, privileges, schema_check, subscriptions
 from queueapp.operations.journal import journal_stats
 from queueapp.operations.statistics import queue_stats
+from queueapp.receiving import inbox
 from queueapp.schedules import declarations, stored
 from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import purge_expired
@@ -50,9 +62,11 @@ from queueapp.sql.claims import SEQ, SeqRange
 from queueapp.sql.message_columns import Row
 from queueapp.topics import routing
 from queueapp.topics.backfill import QueueFeeder
+from tests.queueapp.contrib.tasks.declared import noop
 from tests.queueapp.sql.tsql import parsed
+from tests.testapp.leases import Deferring
 from tests.testapp.messages import Nop, Ping
-from tests.testapp.models import Addressed, Leased
+from tests.testapp.models import Addressed, Capped, InTurns, Keyed, KeyedTransactional, Leased, Rated
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DOCS = (Path(__file__).parents[2] / "docs" / "privileges.md").read_text()
@@ -408,3 +422,129 @@ def test_who_looks_at_celerys_pages_changes_nothing(celery_app: Celery) -> None:
         assert list(CeleryResult.objects.all()) == []
         with refused():
             DeclaredQueue.objects.all().delete()
+
+
+def test_every_table_is_in_the_lists() -> None:
+    tables = {
+        model._meta.db_table
+        for app in ("queueapp", "queueapp_celery", "queueapp_tasks")
+        for model in apps.get_app_config(app).get_models()
+    }
+    for page in (POSTGRESQL, SQLSERVER):
+        granted = {table for item in re.findall(r"GRANT[^;]+;", page) for table in re.findall(r"queueapp_\w+", item)}
+        assert tables - granted == set()
+
+
+def test_keys_are_looked_up_and_replaced_under_the_documented_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased._meta, "db_table", KeyedTransactional._meta.db_table)
+    with acting_as("producer", "keyed_producer"):
+        first = KeyedTransactional.send({"n": 1}, dedupe_key="a")
+        assert KeyedTransactional.send({"n": 2}, dedupe_key="a", on_conflict="ignore") == first
+        KeyedTransactional.send({"n": 3}, dedupe_key="a", delay=timedelta(hours=1))
+        KeyedTransactional.send({"n": 4}, dedupe_key="a")
+        assert KeyedTransactional.send_many([{"n": 5}], dedupe_key=lambda _: "a", on_conflict="ignore") == 0
+        with refused():
+            MessageKey.objects.all().delete()
+    assert DelayedMessage.objects.count() == 0
+    row = KeyedTransactional.objects.get()
+    poison = PoisonMessage.objects.create(
+        queue=KeyedTransactional._meta.label, message_id=uuid.uuid4(), headers=row.headers, body=row.body, reason="r"
+    )
+    with acting_as("inspector", "operator"):
+        assert poison_operations.requeue(poison_operations.find([poison.pk])) == 0, "its key waits"
+    row.delete()
+    MessageKey.objects.update(changed_at=Now() - timedelta(days=1))
+    monkeypatch.setattr(inbox, "queues", [KeyedTransactional])
+    with acting_as("worker"):
+        inbox.run_maintenance("default", lambda: True)
+    assert not MessageKey.objects.exists()
+
+
+def test_a_worker_keeps_its_inbox_early_acks_and_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased._meta, "db_table", Deferring._meta.db_table)
+    early, late = uuid.uuid4(), uuid.uuid4()
+    with acting_as("worker"):
+        assert backend_of(connection).dedupe.record_processed(connection, inbox.TABLE, "key", "testapp.Leased")
+        assert Deferring.ack(ids=[early, late]) == 0
+    with acting_as("producer"):
+        Deferring.send({"n": 1}, message_id=early)
+        Deferring.send_many([{"n": 2}])
+    assert Deferring.objects.count() == 1
+    ProcessedMessage.objects.update(processed_at=Now() - timedelta(days=100))
+    with acting_as("inspector"):
+        assert queue_stats([Deferring])[0].deferred_ack_count == 1
+    DeferredAck.objects.update(expires=Now() - timedelta(1))
+    monkeypatch.setattr(inbox, "queues", [Deferring])
+    with acting_as("worker"):
+        inbox.run_maintenance("default", lambda: True)
+        assert expiration.settle(Deferring, "default") == (0, 0)
+        assert expiration.forget_old("default") == 1
+        for last in (early, late):
+            FairTurn.objects.update_or_create(queue="testapp.Leased", defaults={"last": last})
+    assert not ProcessedMessage.objects.exists()
+
+
+def test_keys_of_subjects_are_made_read_and_erased(settings: Any) -> None:
+    settings.QUEUEAPP = {"KEYRING": lambda: {"only": b"k" * 32}}
+    with acting_as("producer"):
+        name, key = subject_keys.key_for("customer-7", "default")
+    with acting_as("worker"):
+        assert subject_keys.key_of(name, "default") == key
+        with refused():
+            subject_keys.erase_subject("customer-7")
+    with acting_as("inspector", "operator"):
+        assert subject_keys.erase_subject("customer-7") == 1
+    keyring.forget()
+
+
+def test_the_start_of_a_worker_reports_what_the_options_of_its_queues_need() -> None:
+    queues = [Keyed, Deferring, Rated, Capped, InTurns]
+    with acting_as("inspector"):
+        lacks = privileges.missing_privileges("default", queues)
+        plain = privileges.missing_privileges("default", [Leased])
+    found = {lack.model: lack.required for lack in lacks if lack.model not in queues}
+    kinds = {MessageKey: False, DeferredAck: False, TokenBucket: True, ClaimRecord: True, FairTurn: True}
+    assert {model: found[model] for model in kinds} == kinds
+    assert not kinds.keys() & {lack.model for lack in plain}
+    with acting_as("worker"):
+        assert privileges.missing_privileges("default", [Leased]) == []
+
+
+def test_djangos_tasks_are_enqueued_run_and_read() -> None:
+    with acting_as("enqueuer"):
+        result = noop.enqueue(1)
+        result.refresh()
+        with refused():
+            TaskQueue.objects.all().delete()
+    sql = queue_sql(TaskQueue, connection)
+    with acting_as("worker", "task_runner"):
+        token = uuid.uuid4()
+        ranges = [SeqRange(recipient="default", priority=level) for level in range(10)]
+        (row,) = sql.claims.claim_by_lease(connection, ranges, 1, token, uuid.uuid4(), 60_000)
+        assert sql.acks.ack(connection, [row[SEQ]], token) == 1
+        Result.objects.create(id=result.id, status="FAILED", task="t", backend="default", enqueued_at=Now())
+        Result.objects.update(status="SUCCESSFUL", started_at=Now(), finished_at=Now())
+    with acting_as("enqueuer"):
+        result.refresh()
+        assert result.is_finished
+    Result.objects.update(finished_at=Now() - timedelta(days=3))
+    with acting_as("worker", "task_runner"):
+        assert result_store.delete_old("default", "default", timedelta(days=1)) == 1
+
+
+def test_a_broker_is_moved(celery_app: Celery) -> None:
+    celery_app.send_task("shop.bill", [1])
+    with acting_as("worker", "task_worker", "mover"), kombu.Connection("queueapp://") as conn:
+        endpoint = QueueappEndpoint(conn)
+        assert endpoint.queues() == ["celery"]
+        endpoint.take_out("celery", 10)
+        assert endpoint.put_back("celery") == 1
+        endpoint.take_out("celery", 10)
+        envelopes = endpoint.taken_out("celery")
+        assert endpoint.put("celery", envelopes) == 1
+        endpoint.confirm("celery", envelopes)
+        endpoint.forget("celery", envelopes)
+    assert not PendingMove.objects.exists()
+    assert not CompletedMove.objects.exists()
+    with acting_as("inspector", "task_inspector"):
+        assert not PendingMove.objects.exists()
