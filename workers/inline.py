@@ -100,7 +100,9 @@ def _first_outcomes(task: Any) -> list[Outcome]:
             return []
 
 
-def _queue_state(queue: Any, alias: str, handlers: HandlerTable) -> QueueState:
+def _queue_state(
+    queue: Any, alias: str, handlers: HandlerTable, health: type[_InlineHealth] | None = None
+) -> QueueState:
     delivery = queue.delivery
     levels = tuple((r, p) for p in range(delivery.priorities - 1, -1, -1) for r in handlers.recipients)
     make = Priority64Marks if delivery.priority else LowWaterMarks
@@ -114,7 +116,7 @@ def _queue_state(queue: Any, alias: str, handlers: HandlerTable) -> QueueState:
         handlers=handlers,
         marks=marks,
         quarantine=Quarantine(),
-        health=_InlineHealth(queue._meta.label, alias, events.stopping),
+        health=(health or _InlineHealth)(queue._meta.label, alias, events.stopping),
     )
 
 
@@ -126,6 +128,12 @@ class _InlineHealth(QueueHealth):
 
     def retry_after(self, error: BaseException, breaker: Any, connection: Any) -> bool:
         raise error
+
+
+class _RehearsalHealth(_InlineHealth):
+    """Reports no changed session: the rollback undoes the change."""
+
+    def warn_session_changed(self, consumer: str, statement: str) -> None: ...
 
 
 class _BorrowedConnectionGuard(ConnectionGuard):
@@ -298,7 +306,7 @@ def rehearse(queue: Any, alias: str, columns: Mapping[str, Any]) -> Rehearsed:
         raise QueueError(
             f"{queue._meta.label} has a set consumer, which takes rows of the queue and cannot be rehearsed."
         )
-    state = _queue_state(queue, alias, handlers)
+    state = _queue_state(queue, alias, handlers, _RehearsalHealth)
     task = _Rehearsing(state, None)
     if handlers.copies:
         handlers.refresh_subscribers(connections[alias])

@@ -20,6 +20,7 @@ from django.db import IntegrityError, connection, transaction
 from queueapp import BatchContext, Context, QueueError, RehearsalRefused, consumer, rehearse, set_consumer
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.operations.rehearsal import RowsChanged
+from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Addressed, AtMostOnce, Effect, InSets, Leased, Transactional
@@ -216,6 +217,21 @@ def test_durable_blocks_and_savepoints_of_a_handler_work(handled_by: Any) -> Non
 
     assert rehearse(poison(Leased)).succeeded
     assert not Effect.objects.exists()
+
+
+@only_on_postgresql
+def test_a_changed_session_is_undone_and_not_warned_of(handled_by: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def changes(message: dict[str, Any]) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET application_name = 'changed'")
+
+    handled_by(Leased, changes)
+    for _ in range(2):
+        assert rehearse(poison(Leased)).succeeded
+    assert caplog.records == []
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW application_name")
+        assert cursor.fetchone() != ("changed",)
 
 
 def test_it_works_within_a_transaction_of_the_caller(handled_by: Any) -> None:
