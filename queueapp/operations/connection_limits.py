@@ -87,7 +87,7 @@ def of_services(dispatcher: bool, maintenance: bool) -> int:
 def pool_shortfall(alias: str, queues: Sequence[Any], concurrency: int | None = None) -> Shortfall | None:
     """Whether the connection pool of a database (``OPTIONS["pool"]``) is smaller than one worker process needs. Does
     not connect."""
-    size = _pool_size(connections[alias].settings_dict.get("OPTIONS", {}).get("pool"))
+    size = pool_size(alias)
     needed = of_worker(queues, concurrency)
     if size is None or size >= needed.total:
         return None
@@ -104,7 +104,7 @@ def pool_shortfall(alias: str, queues: Sequence[Any], concurrency: int | None = 
 def services_shortfall(alias: str, *, dispatcher: bool = True, maintenance: bool = True) -> Shortfall | None:
     """Whether the connection pool of a database is smaller than the process needs that dispatches or runs maintenance.
     Does not connect."""
-    size = _pool_size(connections[alias].settings_dict.get("OPTIONS", {}).get("pool"))
+    size = pool_size(alias)
     needed = of_services(dispatcher, maintenance)
     if size is None or size >= needed:
         return None
@@ -133,8 +133,10 @@ def server_shortfalls(alias: str, needed: int, *, free: bool = False) -> list[Sh
     return found
 
 
-def _pool_size(pool: Any) -> int | None:
-    """The largest size of a pool as ``psycopg_pool`` reads its options; None: there is no pool."""
+def pool_size(alias: str) -> int | None:
+    """The largest size of the connection pool of a database as ``psycopg_pool`` reads its options; None: it has
+    none."""
+    pool = connections[alias].settings_dict.get("OPTIONS", {}).get("pool")
     if not pool:
         return None
     options = pool if isinstance(pool, dict) else {}

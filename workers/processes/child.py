@@ -76,6 +76,8 @@ class ChildOptions:
     restarts: int = 0
     #: Names of the databases by alias, which may differ from the settings: ``child_databases``.
     databases: dict[str, str] = field(default_factory=dict)
+    #: Whether it is started in place of one that ended.
+    replaces: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -269,7 +271,9 @@ def run_worker(options: ChildOptions, stages: ShutdownStages) -> int:
             pass
     for service in pump_services:
         service.start(stages.fail)
-    log.info("Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
+    # The command has written what its tree receives.
+    level = logging.INFO if options.replaces else logging.DEBUG
+    log.log(level, "Worker %d receives %s.", os.getpid(), ", ".join(options.queues))
 
     stats = StatsLog(pumps)
     while not stages.wait(STATS_INTERVAL):

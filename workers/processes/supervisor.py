@@ -112,6 +112,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             process_group=0,
         )
+        self.options.replaces = True  # from the second start on
         self.started_at = monotonic()
 
     def died(self) -> float:

@@ -26,7 +26,8 @@ def test_a_worker_called_from_a_test_handles_what_the_test_has_sent() -> None:
 
     assert Effect.objects.count() == 1, "in the database of the test, which the settings do not name"
     assert not Leased.objects.exists()
-    assert "Receiving testapp.Leased" in out.getvalue()
+    line = "Receiving testapp.Leased (4 threads) in 1 process, with dispatcher and maintenance. Ctrl-C stops."
+    assert out.getvalue().splitlines() == [line]
     assert connection.settings_dict["OPTIONS"] == options, "this process goes on as it was"
 
 

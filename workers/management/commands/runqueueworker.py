@@ -14,14 +14,15 @@ from queueapp.conf import MAX_CONCURRENCY
 from queueapp.consuming.registry import registered
 from queueapp.errors import MissingVerb, QueueNotFound
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.management.base_command import OperatorCommand
+from queueapp.management.base_command import OperatorCommand, counted
 from queueapp.messages.escaping import in_one_line
 from queueapp.models import DelayedMessage
 from queueapp.models.delivery.options import MOST_OUTSTANDING
-from queueapp.operations import privileges, schema_check
+from queueapp.operations import connection_limits, privileges, schema_check
 from queueapp.sql import ErrorKind, backend_of
 
 from ...processes.child_databases import require_shareable_databases
+from ...processes.http import Endpoint
 from ...processes.supervisor import REFUSED, UNROUTABLE, Supervisor
 from ..startup import bind, check_connections, report_database
 
@@ -69,8 +70,9 @@ class Command(OperatorCommand):
             help="Only run this consumer. Repeatable.",
         )  # fmt: skip
         parser.add_argument(
-            "--no-dispatcher", action="store_true", help="Do not dispatch delayed messages in this process tree."
-        )
+            "--no-dispatcher", action="store_true",
+            help="Neither dispatch delayed messages nor run schedules in this process tree: another one has to.",
+        )  # fmt: skip
         parser.add_argument(
             "--no-maintenance", action="store_true",
             help="Do not run maintenance in this process tree (purging expired messages, releasing leases of dead "
@@ -137,8 +139,7 @@ class Command(OperatorCommand):
             only_consumers=only_consumers,
             endpoint=endpoint,
         )
-        probes = f" (probes and metrics: {endpoint.address})" if endpoint is not None else ""
-        self.stdout.write(f"Receiving {', '.join(queue._meta.label for queue in queues)}{probes}. Ctrl-C stops.")
+        self.stdout.write(_start_line(queues, endpoint, options))
         self.stdout.flush()
         with inline.disabled_in_worker():
             self._explain(supervisor.run(), supervisor)
@@ -190,6 +191,28 @@ class Command(OperatorCommand):
             raise CommandError(f"The queues cannot be received: {privileges.describe(lacks)}", returncode=REFUSED)
         for lack in lacks:
             self.stderr.write(f"Warning: {privileges.describe([lack])}")
+
+
+def _start_line(queues: Sequence[Any], endpoint: Endpoint | None, options: dict[str, Any]) -> str:
+    """What this tree of processes runs."""
+    threads = {queue._meta.label: connection_limits.receivers_of(queue, options["concurrency"]) for queue in queues}
+    if len(threads) > 1 and len(set(threads.values())) == 1:
+        listed = f"{', '.join(threads)} ({counted(next(iter(threads.values())), 'thread')} each)"
+    else:
+        listed = ", ".join(f"{label} ({counted(count, 'thread')})" for label, count in threads.items())
+    services = [name for name in ("dispatcher", "maintenance") if not options[f"no_{name}"]]
+    pools = {
+        alias: size
+        for alias in sorted({router.db_for_write(queue) for queue in queues})
+        if (size := connection_limits.pool_size(alias)) is not None
+    }
+    parts = [
+        f"Receiving {listed} in {counted(options['processes'], 'process', 'processes')}",
+        *([f"with {' and '.join(services)}"] if services else []),
+        *(f"connection pool of {alias!r}: {size}" for alias, size in pools.items()),
+        *([f"probes and metrics: {endpoint.address}"] if endpoint is not None else []),
+    ]
+    return f"{', '.join(parts)}. Ctrl-C stops."
 
 
 def _require_stores(queues: list[Any]) -> None:
