@@ -18,7 +18,7 @@ from ..conf import settings
 from ..errors import QueueNotFound, SemanticsRefused
 from ..failures.poison_store import is_transient
 from ..models import DelayedMessage, Now, distinct_values
-from ..sql import backend_of, nonblocking, queue_sql
+from ..sql import backend_of, is_locked, nonblocking, queue_sql, short_lock_waits
 from ..sql.message_columns import row_from
 from ..sql.tables import StoreTable
 from .dispatch_failures import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
@@ -50,11 +50,11 @@ def dispatch_due(alias: str, limit: int, on_refused: OnRefused = ignore, seen: A
     """Move at most ``limit`` due messages of one database to their queues, in one transaction.
 
     Those for one queue are in due order; of several queues, the one whose first message has been due for the longest
-    comes first. A message for a queue that this process does not know is not touched; one that its queue refuses is
-    tried again ``NUMBER_OF_RETRIES`` times, alone, and then goes to poison; ``on_refused`` is called each time. Calling
-    it from several processes at once is safe: rows locked by one are skipped by the other. Raises RecoveryFailed when
-    what was refused can neither be counted nor moved; nothing is changed then. ``seen``: the agenda of this moment,
-    which is asked for without.
+    comes first. A message for a queue that this process does not know is not touched, nor one for a queue whose table
+    is locked (``sql.LOCK_WAIT_MS``); one that its queue refuses is tried again ``NUMBER_OF_RETRIES`` times, alone, and
+    then goes to poison; ``on_refused`` is called each time. Calling it from several processes at once is safe: rows
+    locked by one are skipped by the other. Raises RecoveryFailed when what was refused can neither be counted nor
+    moved; nothing is changed then. ``seen``: the agenda of this moment, which is asked for without.
     """
     connection = connections[alias]
     backend = backend_of(connection)
@@ -121,6 +121,8 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
         with step(RecoveryFailed, alias):
             return Dispatched(0, _poison(alias, queue, destination, keys, f"queue not found: {destination}", error))
     except Error as error:
+        if is_locked(error, alias):
+            return Dispatched(0, 0)
         if is_transient(error, alias):
             raise
     # One of them is refused: one by one, so that it does not hold up the others.
@@ -131,6 +133,8 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
             _move(alias, table, queue, [key])
             moved += 1
         except Error as error:
+            if is_locked(error, alias):
+                break
             if is_transient(error, alias):
                 raise
             on_refused(error)
@@ -147,7 +151,7 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
 def _move(alias: str, table: StoreTable, queue: Any, keys: list[int]) -> None:
     connection = connections[alias]
     # A savepoint: what fails here must not undo what went to other queues.
-    with transaction.atomic(using=alias):
+    with short_lock_waits(alias):
         moved = queue_sql(queue, connection).inserts.insert_from(connection, table, keys)
         gone = backend_of(connection).delayed.delete(connection, table, keys)
         if not moved == gone == len(keys):

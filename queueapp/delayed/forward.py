@@ -33,7 +33,7 @@ from ..errors import QueueNotFound, TableNotFound
 from ..failures.poison_store import PASSING
 from ..models import DelayedMessage, ForwardedMessage, Now
 from ..models.fields import UtcField
-from ..sql import ErrorKind, backend_of, queue_sql
+from ..sql import ErrorKind, backend_of, queue_sql, short_lock_waits
 from ..sql.message_columns import FIRST_TIME, LAST_TIME, row_from
 from ..sql.tables import StoreTable
 from .dispatch_failures import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step
@@ -47,7 +47,7 @@ KEPT = timedelta(minutes=2)
 _AT_ONCE = 500
 _ROWS_READ = 100
 #: What is said of one table, and keeps the messages for others in the same database from nothing.
-_OF_ONE_QUEUE = (ErrorKind.MISSING, ErrorKind.DENIED)
+_OF_ONE_QUEUE = (ErrorKind.MISSING, ErrorKind.DENIED, ErrorKind.LOCKED)
 _THE_TARGETS = (*PASSING, *_OF_ONE_QUEUE)
 
 #: A context manager around waiting for the target; it records which process waits.
@@ -66,7 +66,7 @@ def forward_due(
     safe: rows locked by one are skipped by the other. A message that its queue refuses is treated as ``dispatch_due``
     does, and is poison in the database that kept it. Raises DispatchFailed when the target cannot be reached or worked
     with, and RecoveryFailed; what had gone over by then is out of the store. A queue there whose table is missing or
-    closed to this process keeps the others from nothing.
+    closed to this process, or locked, keeps the others from nothing.
     """
     connection = connections[alias]
     backend = backend_of(connection)
@@ -212,7 +212,7 @@ class Forwarding:
     def deliver(self, rows: list[DelayedMessage]) -> None:
         """The target's transaction: committed when this returns."""
         connection = connections[self._target]
-        with self._waiting(connection), transaction.atomic(using=self._target):
+        with self._waiting(connection), short_lock_waits(self._target):
             fresh = self._fresh(rows)
             if fresh:
                 queue_sql(self._queue, connection).inserts.insert_rows(connection, [row_from(row) for row in fresh])

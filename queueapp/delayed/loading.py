@@ -56,10 +56,10 @@ class _Opening:
             if (refusal := self.refused.get(wanted)) is not None:
                 raise refusal
             store = self.store
-            if isinstance(store, DelayedStoreWithInfrastructure) and not self._has_infrastructure():
-                store.setup_infrastructure()
-                self._note_set_up()
             try:
+                if isinstance(store, DelayedStoreWithInfrastructure) and not self._has_infrastructure():
+                    store.setup_infrastructure()
+                    self._note_set_up()
                 store.initialize(endpoint_of(store.alias), wanted)
             except (NotImplementedError, ImproperlyConfigured) as error:
                 raise self.refuse(wanted, error) from error

@@ -20,11 +20,12 @@ from django.db.models import Count, F, QuerySet
 
 from .. import notifier
 from ..errors import MissingVerb
+from ..failures.expire_actions import removal_hooks
 from ..flow import group_members
 from ..models import DelayedMessage
 from ..models.delivery import Semantics
 from ..sql import nonblocking
-from ..sql.message_columns import COUNTS, MESSAGE_COLUMNS, WHOLE, Kind, message_values
+from ..sql.message_columns import COUNTS, MESSAGE_COLUMNS, WHOLE, Kind, message_values, row_from
 
 if TYPE_CHECKING:
 
@@ -178,8 +179,13 @@ class DelayedStoreWithInfrastructure(DelayedStore):
 
 
 def delete_rows(rows: QuerySet[DelayedMessage]) -> int:
-    """Delete delayed messages that are not to be sent any more; returns how many. Members of groups have ended."""
+    """Delete delayed messages that are not to be sent any more, and call the removal hooks of their queues with them,
+    in one transaction; returns how many. Members of groups have ended. One that is being dispatched is left alone."""
     with transaction.atomic(using=rows.db):
+        for queue, hook in removal_hooks.items():
+            names = (queue._meta.label, queue._meta.db_table)
+            if found := list(rows.filter(destination__in=names).select_for_update().order_by("number")):
+                hook(rows.db, list(map(row_from, found)), "cancelled")
         members = list(group_members.members_among(rows).select_for_update().values_list("message_id", flat=True))
         gone = int(rows.delete()[0])
         group_members.end(connections[rows.db], members, group_members.DROPPED)

@@ -300,6 +300,9 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
             for row in rows:
                 insert_poison(alias, queue._meta.label, row, reason, **_history(row))
         group_members.end_members(connections[alias], rows, group_members.POISON)
+        hook = expire_actions.removal_hooks.get(queue)
+        if hook is not None and rows:
+            hook(alias, rows, reason)
         moved = remove(queue, alias, [row.seq for row in rows])
         transaction.on_commit(lambda: _send_poisoned(queue, rows, reason), using=alias, robust=True)
         return moved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Q
 
 from .. import overrides, signals
@@ -13,7 +13,7 @@ from ..models import DeferredAck, Now
 from ..models.delivery import ExpirationModel
 from ..models.delivery.expire_actions import TIME_LIMIT
 from ..sending.early_acks import TABLE
-from ..sql import backend_of, queue_sql
+from ..sql import backend_of, queue_sql, short_lock_waits
 from ..sql.acks import STRICT, LeaseHolder
 
 
@@ -43,13 +43,14 @@ def delete_expired(queue: Any, alias: str, limit: int) -> int:
     connection = connections[alias]
     _load_overrides(queue, alias)
     if expire_actions.keeps(queue, TIME_LIMIT):
-        with transaction.atomic(using=alias):
+        with short_lock_waits(alias):
             rows = queue_sql(queue, connection).maintenance.take_expired(connection, limit)
             expire_actions.apply_expire_actions(
                 queue, alias, [expire_actions.ExpiredMessage(row, (TIME_LIMIT,)) for row in rows]
             )
         return len(rows)
-    ids = queue_sql(queue, connection).maintenance.purge_expired(connection, limit)
+    with short_lock_waits(alias):
+        ids = queue_sql(queue, connection).maintenance.purge_expired(connection, limit)
     signals.send_expired(queue, ids, signals.TIME_IS_OVER)
     return len(ids)
 
@@ -75,9 +76,10 @@ def settle(queue: Any, alias: str, after: int = 0) -> tuple[int, int]:
         return 0, 0
     removed = 0
     sql = queue_sql(queue, connection)
-    found = sql.ack_by_seq.seqs_of(connection, [identity for _, identity in acks])
+    with short_lock_waits(alias):
+        found = sql.ack_by_seq.seqs_of(connection, [identity for _, identity in acks])
     if found:
-        with transaction.atomic(using=alias):
+        with short_lock_waits(alias):
             removed = sql.ack_by_seq.ack(connection, [seq for _, seq in found], LeaseHolder(STRICT))
             # A message in flight is checked again later.
             in_flight = {

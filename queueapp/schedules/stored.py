@@ -29,7 +29,7 @@ from ..failures.poison_store import is_transient
 from ..models import Misfire, Schedule
 from ..options import require_text
 from ..sending.send import send
-from ..sql import backend_of
+from ..sql import backend_of, is_locked, short_lock_waits
 from . import declarations
 from .declarations import MAX_NAME, read_options
 from .timing import Timing, delay_of
@@ -152,13 +152,16 @@ def run_due(alias: str, may_continue: Callable[[], bool] = lambda: True) -> time
 
 def run_one(alias: str, name: str, now: datetime) -> int:
     """Send what one schedule is due for, in one transaction with the record of it; returns how many messages. 0 also
-    when another dispatcher has it locked or was first, and when it fails, which is recorded."""
+    when another dispatcher has it locked or was first, when the table of its queue is locked, and when it fails, which
+    is recorded."""
     rows = Schedule.objects.using(alias).filter(name=name, paused=False)
     try:
-        with transaction.atomic(using=alias):
+        with short_lock_waits(alias):
             row = rows.select_for_update(skip_locked=True).filter(due_at__lte=now).first()
             return 0 if row is None else _run(row, alias, now)
     except Exception as error:
+        if is_locked(error, alias):
+            return 0  # the table of its queue, which other schedules do not wait for
         if is_transient(error, alias):
             raise
         _record_failure(alias, name, now, error)

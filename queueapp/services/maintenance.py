@@ -33,7 +33,7 @@ from ..operations import bulk_operations, expiration, snapshots, statistics
 from ..operations.expiration import delete_expired
 from ..receiving import barriers
 from ..sending import early_acks
-from ..sql import ErrorKind, backend_of, queue_sql
+from ..sql import ErrorKind, backend_of, queue_sql, short_lock_waits
 from . import maintenance_hooks
 from .connection_timeouts import (
     ResponseDeadline,
@@ -168,11 +168,13 @@ class Maintenance(Service):
 
     def _attempt(self, task: Callable[..., Any], *args: Any) -> None:
         """Run a task. The failure of one must not end the round, or the first queue with a trigger that raises would
-        prevent the purge of all others. The round counts as failed all the same."""
+        prevent the purge of all others, nor that of one whose table is locked. The round counts as failed all the
+        same."""
         try:
             task(*args)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) in PASSING:
+            kind = backend_of(connections[self.alias]).error_kind(error)
+            if kind in PASSING and kind is not ErrorKind.LOCKED:
                 raise
             self._failure = self._failure or error
 
@@ -328,7 +330,8 @@ def clamp_priorities(queue: Any, alias: str, service: Maintenance | None = None)
     recipients = ["", *(name for consumer in registered.of(queue) for name in (consumer.name, *consumer.aliases))]
 
     def step() -> int:
-        batch = sql.maintenance.clamp_priorities(connection, recipients, LEVELS_BATCH)
+        with short_lock_waits(alias):
+            batch = sql.maintenance.clamp_priorities(connection, recipients, LEVELS_BATCH)
         moved.update(batch)
         return sum(batch.values())
 

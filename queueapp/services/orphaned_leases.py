@@ -10,7 +10,7 @@ import logging
 import uuid
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, connections
 from django.db.models import QuerySet
 
 from .. import notifier, registry
@@ -21,7 +21,7 @@ from ..failures.history import clean
 from ..models import NO_QUEUES, Now, QueueControl, Subscriber
 from ..models.queue import QueueModel
 from ..receiving import barriers
-from ..sql import ErrorKind, QueueSql, QueueTable, backend_of, queue_sql
+from ..sql import ErrorKind, QueueSql, QueueTable, backend_of, is_locked, queue_sql, short_lock_waits
 from .connection_timeouts import restart_deadline
 
 log = logging.getLogger("queueapp.workers")
@@ -36,11 +36,13 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
     released.
 
     Subscribers of other projects too: a row names its queue's table. ``unreleasable`` collects those that this process
-    cannot release; the log names each of their queues once, and they are not tried again.
+    cannot release; the log names each of their queues once, and they are not tried again. Where the table of a queue is
+    locked, the others are released before the error is raised.
     """
     connection = connections[alias]
     unreleasable = {} if unreleasable is None else unreleasable
     released = 0
+    locked: Error | None = None
     dead = Subscriber.objects.using(alias).filter(alive_until__lt=Now()).exclude(pk__in=list(unreleasable))
     for row in dead:
         restart_deadline()
@@ -69,6 +71,9 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
             spent = _expire_spent(sql, alias, row)
             count = spent + release(sql, alias, row)
         except Error as error:
+            if is_locked(error, alias):
+                locked = locked or error  # its row stays for the next round
+                continue
             if backend_of(connection).error_kind(error) is not ErrorKind.DENIED:
                 raise
             # A process that may write to that table runs maintenance as well.
@@ -91,6 +96,8 @@ def release_orphaned_leases(alias: str, unreleasable: Unreleasable | None = None
         released += count
         if count:
             notifier.sent_to(row.queue, connection)
+    if locked is not None:
+        raise locked
     return released
 
 
@@ -142,7 +149,7 @@ def _expire_spent(sql: QueueSql, alias: str, row: Subscriber) -> int:
         return 0
     total = 0
     while _is_dead(alias, row):
-        with transaction.atomic(using=alias):
+        with short_lock_waits(alias):
             rows = sql.ack_by_seq.take_owned(connections[alias], row.id, max_deliveries, BATCH)
             spent = (expire_actions.limit_reached(queue, claimed) for claimed in rows)
             expire_actions.apply_expire_actions(queue, alias, [message for message in spent if message is not None])
@@ -166,14 +173,18 @@ def release(sql: QueueSql, alias: str, row: Subscriber) -> int:
         return 0
     connection, count = connections[alias], 0
     try:
-        while row.at_most_once and _is_dead(alias, row) and sql.limits.delete_in_flight(connection, row.id, BATCH):
+        while row.at_most_once and _is_dead(alias, row):
+            with short_lock_waits(alias):
+                if not sql.limits.delete_in_flight(connection, row.id, BATCH):
+                    break
             restart_deadline()  # at most once: these messages end with the subscriber they were sent to
         # Of a batch it is unknown which message was being handled. The rows keep that they were handed out without an
         # acknowledgement: no message loses an attempt, and these deliveries decide which are handled one by one.
-        while (
-            _is_dead(alias, row)
-            and (batch := sql.maintenance.release_owner(connection, row.id, BATCH, started=True)) > 0
-        ):
+        while _is_dead(alias, row):
+            with short_lock_waits(alias):
+                batch = sql.maintenance.release_owner(connection, row.id, BATCH, started=True)
+            if not batch:
+                break
             count += batch
             restart_deadline()
     except Error as error:

@@ -14,9 +14,12 @@ elsewhere. Column and table names come from ``_meta``, values are always paramet
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+
+from django.db import Error, connections, transaction
 
 from .. import overrides
 from ..errors import UnsupportedServer
@@ -77,6 +80,25 @@ def queue_sql(queue: Any, connection: Any) -> QueueSql:
         raise _unsupported(connection) from None
 
 
+#: Milliseconds that a service waits for a lock, as a rule of a whole table (ALTER TABLE, VACUUM FULL).
+LOCK_WAIT_MS = 1_000
+
+
+@contextmanager
+def short_lock_waits(alias: str) -> Iterator[None]:
+    """A transaction whose statements wait ``LOCK_WAIT_MS`` for a lock at most: for a service that works on one queue
+    after the other, so that one whose table is locked does not keep it from the others. Raises an error of kind
+    LOCKED."""
+    connection = connections[alias]
+    with transaction.atomic(using=alias), backend_of(connection).sessions.lock_timeout(connection, LOCK_WAIT_MS):
+        yield
+
+
+def is_locked(error: BaseException, alias: str) -> bool:
+    """Whether an error is that of a wait for a lock that took too long."""
+    return isinstance(error, Error) and backend_of(connections[alias]).error_kind(error) is ErrorKind.LOCKED
+
+
 def _unsupported(connection: Any) -> UnsupportedServer:
     return UnsupportedServer(
         f"queueapp runs on PostgreSQL and SQL Server, but the database {connection.alias!r} of DATABASES is "
@@ -131,8 +153,10 @@ __all__ = [
     "QueueTable",
     "SessionState",
     "backend_of",
+    "is_locked",
     "nonblocking",
     "queue_sql",
+    "short_lock_waits",
     "spark_journal_sql",
     "spark_read_sql",
     "spark_sql",

@@ -119,6 +119,10 @@ class _Import:
                 self._unmapped(section, _INCLUDED)
             elif section.name == "Actions":
                 self._note(section, "actions are not read; what becomes of expired messages is the option on_expired")
+            elif section.name == "Replication":
+                self._note(
+                    section, "replication is not read; a queue is in one database, which may be replicated as a whole"
+                )
 
     def _transaction_log(self, section: Element) -> None:
         assert self._log is not None

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections, transaction
 from django.test import Client
 
@@ -190,11 +191,15 @@ def test_a_refusal_is_asked_for_once_and_the_store_is_set_up_once(
     assert sample.opened == [("setup_infrastructure",)]
 
 
+@pytest.mark.parametrize("refuses", ["initialize", "setup_infrastructure"])
 def test_a_store_that_refuses_every_queue_is_logged_once_and_feeds_no_breaker(
-    sample: Sample, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sample: Sample, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuses: str
 ) -> None:
     settings.QUEUEAPP |= {"DISPATCH_INTERVAL": 0.05}
-    sample.refused = tuple(Semantics)
+    if refuses == "initialize":
+        sample.refused = tuple(Semantics)
+    else:
+        sample.faults = {refuses: ImproperlyConfigured("its address is missing in the settings")}
     rounds: list[int] = []
     dispatcher = DelayedDispatcher("default", uuid.uuid4())
     count = dispatcher.next_due_in

@@ -3,19 +3,31 @@ it."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from time import monotonic
 
 import pytest
-from django.db import connection, transaction
+from django.db import Error, connection, transaction
 
+from queueapp import delayed
+from queueapp.models import Now, Schedule, Subscriber
 from queueapp.operations.health import Bounds, health
 from queueapp.operations.statistics import queue_stats
-from tests.in_process_worker import real_commits
+from queueapp.schedules import stored
+from queueapp.services.leader_election import Elector
+from queueapp.services.maintenance import Maintenance
+from queueapp.services.orphaned_leases import release_orphaned_leases
+from queueapp.services.service import stop_all
+from queueapp.sql import queue_sql
+from queueapp.sql.claims import SeqRange
+from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.models import Leased, Urgent
 
 pytestmark = real_commits
+SECOND = timedelta(seconds=1)
 
 
 @contextmanager
@@ -64,3 +76,38 @@ def test_a_look_leaves_the_transaction_that_it_is_in_as_patient_as_it_was() -> N
     with connection.cursor() as cursor:
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
+
+
+def test_services_go_on_with_the_other_queues() -> None:
+    """Dispatch, schedules, the release of leases and the purge work on one queue after the other."""
+    for queue in (Leased, Urgent):
+        label = queue._meta.label
+        Schedule.objects.create(
+            name=label, queue=label, every=SECOND, next_at=Now() - 3 * SECOND, due_at=Now() - 3 * SECOND
+        )
+        queue.send({}, delay=timedelta(0))
+        dead = Subscriber.objects.create(
+            queue=label, host="h", process=1, supervisor=uuid.uuid4(), alive_until=Now() - SECOND
+        )
+        queue.send({"leased": 1})
+        claims = queue_sql(queue, connection).claims
+        assert claims.claim_by_lease(connection, [SeqRange(priority=0)], 1, uuid.uuid4(), dead.pk, 60_000)
+    with locked(Leased._meta.db_table):
+        assert delayed.dispatch_due("default", 10).moved == 1
+        stored.run_due("default")
+        with pytest.raises(Error, match="lock timeout"):
+            release_orphaned_leases("default")
+        ran = Schedule.objects.filter(last_id__isnull=False).values_list("name", flat=True)
+        assert list(ran) == [Urgent._meta.label]
+        assert Urgent.objects.count() >= 3
+        assert not Urgent.objects.exclude(lease_token=None).exists()
+
+        Urgent.objects.update(expires=Now() - SECOND)
+        worker = Maintenance("default", [Leased, Urgent], Elector("default", "test", uuid.uuid4()))
+        worker.start()
+        try:
+            eventually(lambda: not Urgent.objects.exists())
+        finally:
+            assert stop_all([worker], DEADLINE)
+    assert delayed.dispatch_due("default", 10).moved == 1
+    assert release_orphaned_leases("default") == 1

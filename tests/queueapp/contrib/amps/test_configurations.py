@@ -53,6 +53,13 @@ def test_a_queue_outside_the_sow(tmp_path: Path) -> None:
     assert (name, why) == ("LocalQueue", "a queue is defined in <SOW>, and AMPS does not see this one")
 
 
+def test_replication_is_a_note(tmp_path: Path) -> None:
+    imported = import_text(configuration(queue(), more="<Replication><Destination/></Replication>"), tmp_path)
+    assert [(note.element, note.queue) for note in imported.notes if "replicated" in note.reason] == [
+        ("Replication", "")
+    ]
+
+
 def test_actions_are_a_note(tmp_path: Path) -> None:
     imported = import_text(configuration(queue(), more="<Actions><Action/></Actions>"), tmp_path)
     assert [(note.element, note.queue) for note in imported.notes if "on_expired" in note.reason] == [("Actions", "")]

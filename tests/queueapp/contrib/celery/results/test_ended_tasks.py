@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from celery import Celery, chain, chord, states
 from celery.exceptions import ChordError, Reject, TaskRevokedError, WorkerLostError
 from django.db import transaction
 
+from queueapp import delayed
 from queueapp.contrib.celery import ended_tasks, topology
 from queueapp.contrib.celery.models import BrokerQueue, CeleryChordPart, DeclaredQueue
 from queueapp.contrib.celery.process_agent import stop_agents
@@ -71,6 +73,11 @@ def delete_by_operator(alias: str) -> None:
     control.delete(BrokerQueue, list(BrokerQueue.objects.using(alias).values_list("pk", flat=True)), using=alias)
 
 
+def move_to_poison_by_operator(alias: str) -> None:
+    seqs = list(BrokerQueue.objects.using(alias).values_list("pk", flat=True))
+    control.move_to_poison(BrokerQueue, seqs, reason="it is a pill", using=alias)
+
+
 def delete_queue(alias: str) -> None:
     topology.delete(alias, QUEUE)
 
@@ -81,7 +88,9 @@ def expire_queue(alias: str) -> None:
     topology.delete_expired(alias)
 
 
-REMOVALS = [expire, purge, purge_by_operator, delete_by_operator, delete_queue, expire_queue]
+REMOVALS = [
+    expire, purge, purge_by_operator, delete_by_operator, move_to_poison_by_operator, delete_queue, expire_queue,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("remove", REMOVALS)
@@ -102,6 +111,15 @@ def test_a_delayed_task_that_is_purged_is_revoked(app: Celery, alias: str) -> No
     assert topology.purge(alias, QUEUE) == 1
 
     assert result.status == states.REVOKED
+
+
+def test_a_delayed_task_that_is_cancelled_is_revoked_and_others_stay(app: Celery, alias: str) -> None:
+    result, kept = (app.tasks["shop.add"].apply_async([1], countdown=600) for _ in range(2))
+
+    assert delayed.cancel(uuid.UUID(result.id), using=alias) == 1
+
+    assert (result.status, kept.status) == (states.REVOKED, states.PENDING)
+    assert DelayedMessage.objects.using(alias).count() == 1
 
 
 def test_a_rollback_takes_the_result_with_it(app: Celery, alias: str) -> None:
