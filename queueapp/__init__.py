@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         KeepAsPoison,
         Leasing,
         OnConflict,
+        Ordering,
         PublishTo,
         Semantics,
     )
@@ -92,6 +93,7 @@ _PUBLIC = {
     "message_type": "messages",
     "NEVER": "models.delivery",
     "OnConflict": "models.delivery",
+    "Ordering": "models.delivery",
     "Poison": "failures.recoverability",
     "processed_once": "receiving.inbox",
     "PublishTo": "models.delivery",
@@ -148,6 +150,7 @@ __all__ = [
     "NoCheckpoint",
     "NoReply",
     "OnConflict",
+    "Ordering",
     "Poison",
     "PublishTo",
     "Queue",

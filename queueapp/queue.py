@@ -66,6 +66,7 @@ class Queue(QueueModel):
         using: str | None = None,
         dedupe_key: Key = None,
         on_conflict: OnConflict | str | None = None,
+        ordering_key: str | None = None,
         **carried: Unpack[CarriedOptions],
     ) -> uuid.UUID:
         """Send one message in the caller's transaction; returns its id. See ``sending.send.send`` for every argument.
@@ -90,6 +91,7 @@ class Queue(QueueModel):
             using=using,
             dedupe_key=dedupe_key,
             on_conflict=on_conflict,
+            ordering_key=ordering_key,
             **carried,
         )
 
@@ -103,8 +105,8 @@ class Queue(QueueModel):
         """Send every body of an iterable by the bulk path, in the caller's transaction; returns how many.
 
         ``headers``, ``expires_in``, ``priority``, ``recipient``, ``unknown_recipient``, ``using``, ``dedupe_key`` (a
-        callable of the body), ``on_conflict`` and other message columns apply to all of them. The iterable is consumed
-        lazily, so millions of rows need no memory.
+        callable of the body), ``on_conflict``, ``ordering_key`` (also a callable of the body) and other message columns
+        apply to all of them. The iterable is consumed lazily, so millions of rows need no memory.
         """
         return bulk.send_many(cls, bodies, **options)
 

@@ -23,7 +23,7 @@ _LEASES = ("lease_token", "lease_owner", "lease_expires", "deliveries")
 
 @register(Tags.models)
 def check_flow(**_: Any) -> list[Any]:
-    """queueapp.E040 to E045, W040, W041: see the texts."""
+    """queueapp.E040 to E046, W040, W041: see the texts."""
     found: list[Any] = []
     for queue in registry.queues:
         found += [checks.Error(text, hint=hint, obj=queue, id=key) for key, text, hint in _errors(queue)]
@@ -67,6 +67,9 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
     if delivery.groups and (refused := _not_with_groups(queue)):
         text = f"{label}.Delivery.groups: {refused}, so the end of a member would not be seen."
         found.append(("queueapp.E045", text, "Give the members a queue of their own."))
+    if delivery.ordering is not None and (refused := _not_with_ordering(queue, lacking)):
+        text = f"{label}.Delivery.ordering: {refused}."
+        found.append(("queueapp.E046", text, "Give the messages with ordering keys a queue of their own."))
     per_subscription, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
     if per_subscription is not None and whole is not None and per_subscription > whole:
         text = (
@@ -90,6 +93,24 @@ def _not_with_groups(queue: Any) -> str:
         return "a message with a dedupe key may be replaced or not stored"
     if registered.resolver_of(queue) is not None:
         return "tasks and sets are acked in another way"
+    return ""
+
+
+def _not_with_ordering(queue: Any, lacking: list[str]) -> str:
+    """What keeps messages of this queue from being handled in the order of their keys; '' if nothing does."""
+    delivery = queue.delivery
+    if delivery.semantics is Semantics.AT_MOST_ONCE:
+        return "an AT_MOST_ONCE message has left the table before it is handled"
+    if queue.wire_format or lacking or not queue._meta.managed:
+        return "its table is one of another system"
+    if delivery.recipients or delivery.has_barriers or delivery.priorities > 1 or delivery.priority:
+        return "recipients, barriers and priorities have an order of their own"
+    if delivery.max_backlog is not None or delivery.dispatches:
+        return "max_backlog and a fairness_model claim in another way"
+    if delivery.transaction_size > 1 or any(registration.takes_several for registration in registered.of(queue)):
+        return "messages of a batch fail together"
+    if registered.resolver_of(queue) is not None:
+        return "tasks and sets are claimed in another way"
     return ""
 
 

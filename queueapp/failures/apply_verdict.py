@@ -26,6 +26,7 @@ from ..consuming.registration import Registration
 from ..errors import MessageCancelled, UndecodableMessage
 from ..flow import group_members
 from ..models import DelayedMessage, Now, ProcessedMessage
+from ..models.delivery import Ordering
 from ..models.delivery.expire_actions import KeepAsPoison, PublishTo, action_for
 from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Row, message_values
@@ -150,7 +151,8 @@ def decide_locked(
     if not sql.table.keeps_counts:
         verdict = _count_in_headers(failure, row, verdict)
     failures = _history(row, failure, verdict)
-    stays = isinstance(verdict, RetryLater) and sql.table.barriers
+    holds_key = sql.table.is_ordered and queue.delivery.ordering is Ordering.HOLD and token is not None
+    stays = isinstance(verdict, RetryLater) and (sql.table.barriers or holds_key)
     if isinstance(verdict, RetryNow) or stays:
         ended = sql.failures.requeue(
             connection,
@@ -162,7 +164,8 @@ def decide_locked(
             headers=None if sql.table.keeps_counts else failure.row.headers,
         )
         if isinstance(verdict, RetryLater):
-            # It waits in its place: in the delayed store the barriers behind it would not see it.
+            # It waits in its place: in the delayed store the barriers behind it would not see it, and what has its
+            # ordering key would pass it.
             sql.barriers.postpone(connection, row.seq, verdict.delay // timedelta(milliseconds=1))
     else:
         ended = sql.failures.remove(connection, [row.seq])

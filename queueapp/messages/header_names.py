@@ -30,6 +30,9 @@ REPLY_TO = "reply-to"
 #: Of a message whose sender gave its dedupe key: the digest of that key.
 DEDUPE_KEY = "dedupe-key"
 
+#: Of a message of a queue with ``Delivery.ordering``: messages with one key are handled in order.
+ORDERING_KEY = "ordering-key"
+
 #: In what a handler sent: the id of the message that it was handling.
 RELATED_TO = "related-to"
 

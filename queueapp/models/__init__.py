@@ -3,7 +3,7 @@
 from .alert import Alert, SparkCommit, SubjectKey
 from .bulk_operation import BulkOperation
 from .delivery import Delivery, Semantics
-from .fields import BytesField, GuidField, NaiveUtcField, Now, UtcField, distinct_values
+from .fields import BytesField, GuidField, NaiveUtcField, Now, OrderingKeyField, UtcField, distinct_values
 from .group import GroupAddition, GroupMember, GroupMessage, MessageGroup
 from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
 from .message_key import DeferredAck, MessageKey, ProcessedMessage
@@ -53,6 +53,7 @@ __all__ = [
     "Misfire",
     "NaiveUtcField",
     "Now",
+    "OrderingKeyField",
     "PoisonMessage",
     "Priority64Index",
     "ProcessedMessage",

@@ -15,6 +15,9 @@ from zoneinfo import ZoneInfo
 from django.db import models
 from django.db.models import QuerySet, functions
 
+from ..messages import ORDERING_KEY
+from ..sql.orm import HeaderText
+
 
 class GuidField(models.UUIDField):
     """A uuid: ``uuid`` on PostgreSQL, ``uniqueidentifier`` on SQL Server."""
@@ -118,3 +121,16 @@ def distinct_values(rows: QuerySet[Any], column: str) -> Iterator[Any]:
     while value is not None:
         yield value
         value = rows.filter(**{f"{column}__gt": value}).values_list(column, flat=True).first()
+
+
+class OrderingKeyField(models.GeneratedField):
+    """The ordering key of a message, a generated column of its headers: it stays with a message wherever that goes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        output = models.CharField(max_length=200, null=True)
+        options = {"expression": HeaderText(ORDERING_KEY, 200), "output_field": output}
+        super().__init__(**{**kwargs, **options, "db_persist": True})
+
+    def deconstruct(self) -> Any:
+        name, _, args, _ = super().deconstruct()
+        return name, "queueapp.models.OrderingKeyField", args, {}

@@ -18,7 +18,7 @@ from ..errors import InvalidOption
 from ..registry import queues
 from ..sql.claims import FOREVER
 from .delivery import Delivery, ExpirationModel, Semantics, given_options
-from .fields import BytesField, GuidField, Now, UtcField
+from .fields import BytesField, GuidField, Now, OrderingKeyField, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED, Priority64Index, RowVersionIndex, TableOptions
 
 MAX_NAME_BYTES = 63
@@ -55,6 +55,8 @@ class QueueBase(ModelBase):
             _hold_what_others_insert(attrs, parents)
         if attrs["delivery"].priority and "only_columns" not in attrs and _has_priority(parents):
             attrs.setdefault("priority", models.BigIntegerField(db_default=0))
+        if delivery.ordering is not None and "only_columns" not in attrs and not _is_inherited("ordering_key", parents):
+            attrs.setdefault("ordering_key", OrderingKeyField())
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         ages = delivery.expiration is not None or delivery.expiration_model is not ExpirationModel.DEFAULT
         delivery.expires_by_age = ages and {field.name for field in cls._meta.concrete_fields} >= AGED
@@ -79,6 +81,10 @@ def _hold_what_others_insert(attrs: dict[str, Any], parents: list[Any]) -> None:
     if fields and fields[0].has_db_default() != wanted:
         default: dict[str, Any] = {"db_default": FOREVER} if wanted else {}
         attrs.setdefault("lease_expires", UtcField(null=True, blank=True, **default))
+
+
+def _is_inherited(name: str, parents: list[Any]) -> bool:
+    return any(field.name == name for parent in parents for field in parent._meta.local_fields)
 
 
 def _has_priority(parents: list[Any]) -> bool:
@@ -151,6 +157,11 @@ def _add_indexes_and_options(cls: Any) -> None:
         # it.
         leased = models.Q(lease_token__isnull=False)
         indexes.append(models.Index(fields=["lease_owner"], name=f"{stem}_leased", condition=leased))
+    if delivery.ordering is not None and has.issuperset(("ordering_key", "lease_token")):
+        indexes.append(models.Index(fields=["ordering_key", "seq"], name=f"{stem}_ordered"))
+        # Of what is in flight alone: the keys that a claim leaves out. It costs the HOT updates of leases.
+        busy = models.Q(lease_token__isnull=False)
+        indexes.append(models.Index(fields=["ordering_key"], name=f"{stem}_busy", condition=busy))
     if holds(cls):
         held = models.Q(lease_expires=FOREVER, lease_token__isnull=True)
         indexes.append(models.Index(fields=["seq"], name=f"{stem}_held", condition=held))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby, islice
 from typing import Any, NamedTuple, Unpack
@@ -21,7 +21,15 @@ from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
 from .accepted_types import check_type
 from .preparation import apply_rules, refuse_encryption_subject, with_correlation
-from .validation import BulkOptions, CarriedOptions, alias_of, build_outgoing, names_of, refuse_unknown_recipient
+from .validation import (
+    BulkOptions,
+    CarriedOptions,
+    alias_of,
+    build_outgoing,
+    names_of,
+    refuse_unknown_recipient,
+    with_ordering_key,
+)
 
 
 def send_many(
@@ -36,13 +44,14 @@ def send_many(
     using: str | None = None,
     dedupe_key: dedupe.Key = None,
     on_conflict: OnConflict | str | None = None,
+    ordering_key: str | Callable[[Any], str | None] | None = None,
     **carried: Unpack[CarriedOptions],
 ) -> int:
     """Send every body of an iterable by the bulk path; all or nothing, in the caller's transaction if there is one.
 
     Returns how many messages were stored. ``dedupe_key``: a callable of the body, on a queue with keys; ``on_conflict``
-    as in ``send``. Raises InvalidMessage at the first body that cannot be encoded, and for an argument that is a single
-    message.
+    as in ``send``; ``ordering_key``: of all of them, or a callable of the body. Raises InvalidMessage at the first body
+    that cannot be encoded, and for an argument that is a single message.
     """
     if tracing.tracer is not None and type(headers) is not tracing.Traced:
         return tracing.tracer.send("send", send_many, queue._meta.label, locals())
@@ -55,15 +64,33 @@ def send_many(
     if recipient and not unknown_recipient:
         refuse_unknown_recipient(queue, alias, recipient)
     like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, recipient, None, None, carried)
+    key_of = ordering_key if callable(ordering_key) else None
+    if ordering_key is not None and not callable(ordering_key):
+        headers = with_ordering_key(queue, headers, ordering_key)
     if dedupe_key is not None or on_conflict is not None or queue.delivery.dedupe_key is not None:
+        if key_of is not None:
+            raise InvalidMessage("A callable ordering_key is not accepted on a queue with dedupe keys.")
         return _send_keyed(queue, connection, bodies, headers, like, dedupe_key, on_conflict)
-    runs = runs_for(queue, encoded(bodies, headers, queue.delivery.message_type), like, connection)
+    given = (
+        encoded(bodies, headers, queue.delivery.message_type)
+        if key_of is None
+        else _encoded_in_order(queue, bodies, headers, key_of)
+    )
+    runs = runs_for(queue, given, like, connection)
     with transaction.atomic(using=alias):
         # Bodies in a list or tuple: iterating over them runs no query, so a COPY can stream them.
         count = early_acks.insert_runs(queue, connection, runs, isinstance(bodies, list | tuple))
     if count:
         notifier.sent(queue, connection)
     return count
+
+
+def _encoded_in_order(
+    queue: Any, bodies: Iterable[Any], headers: Mapping[str, str] | None, key_of: Callable[[Any], str | None]
+) -> Iterator[Encoded]:
+    """Encode bodies whose ordering keys differ; neighbours with one key together."""
+    for key, group in groupby(bodies, key_of):
+        yield from encoded(group, with_ordering_key(queue, headers, key), queue.delivery.message_type)
 
 
 def _send_keyed(

@@ -40,6 +40,7 @@ from .validation import (
     milliseconds,
     names_of,
     refuse_unknown_recipient,
+    with_ordering_key,
 )
 
 
@@ -62,6 +63,7 @@ def send(
     using: str | None = None,
     dedupe_key: dedupe.Key = None,
     on_conflict: OnConflict | str | None = None,
+    ordering_key: str | None = None,
     **carried: Unpack[CarriedOptions],
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
@@ -76,6 +78,7 @@ def send(
     ``isolated=True`` commits it on a connection of its own, independent of the caller's transaction. ``dedupe_key``: of
     the messages with one key only one waits, on a queue with ``Delivery.dedupe_key``; ``on_conflict`` ("ignore",
     "replace", "error") decides which, and the id of the waiting message is returned ("error" raises DuplicateMessage).
+    ``ordering_key``: messages with one key are handled in order, on a queue with ``Delivery.ordering``.
     ``carried``: further message columns (``sql.message_columns``): ``is_barrier``. Raises InvalidMessage (FilteredOut
     when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
     """
@@ -84,6 +87,8 @@ def send(
     if not isinstance(isolated, bool):
         raise InvalidMessage(f"isolated = {shortened(isolated)} is not accepted: True or False.")
     identity = message_id or messages.new_id()
+    if ordering_key is not None:
+        headers = with_ordering_key(queue, headers, ordering_key)
     message = build_message(
         queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, carried
     )

@@ -85,6 +85,18 @@ def build_outgoing(
     return message._replace(**_checked(carried)) if carried else message
 
 
+def with_ordering_key(queue: Any, headers: Mapping[str, str] | None, key: str | None) -> Mapping[str, str] | None:
+    """The headers of a message with this ordering key. Raises InvalidMessage."""
+    if key is None:
+        return headers
+    if queue.delivery.ordering is None:
+        raise InvalidMessage(f"{queue._meta.label} has no ordering keys: set Delivery.ordering.")
+    if not isinstance(key, str) or not key or not is_storable(key, messages.MAX_RECIPIENT):
+        limit = messages.MAX_RECIPIENT
+        raise InvalidMessage(f"ordering_key = {key!r} is not accepted: a text of 1 to {limit} characters.")
+    return {**(headers or {}), messages.ORDERING_KEY: key}
+
+
 def _expires_ms(delivery: Any, expires_in: timedelta | None) -> int | None:
     """The value of ``expires``: the message's own. The queue's expiration is part of its statements, except for a
     foreign table, which has no time of arrival."""
@@ -146,6 +158,7 @@ class BulkOptions(CarriedOptions, total=False):
 
     dedupe_key: str | Callable[[Any], str | None] | None
     on_conflict: OnConflict | str | None
+    ordering_key: str | Callable[[Any], str | None] | None
 
     headers: Mapping[str, str] | None
     expires_in: timedelta | None

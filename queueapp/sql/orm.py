@@ -90,6 +90,24 @@ class Among(_Lookup):
         return f"{column} IN (SELECT CAST([value] AS bigint) FROM OPENJSON(%s))", [*params, str(json_of(self.rhs))]
 
 
+class HeaderText(Func):
+    """A header of the rows of a queue as text; NULL where there is none. For a generated column."""
+
+    def __init__(self, name: str, max_length: int) -> None:
+        super().__init__(F("headers"), output_field=CharField(max_length=max_length))
+        self.name, self.max_length = name, max_length
+
+    def as_postgresql(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        headers, params = compiler.compile(self.source_expressions[0])
+        # No table is read. ``jsonb``, whose operators are immutable, as a generated column needs.
+        return f"({headers}::jsonb ->> '{self.name}')", list(params)
+
+    def as_microsoft(self, compiler: Any, connection: Any, **_: Any) -> tuple[str, list[Any]]:
+        headers, params = compiler.compile(self.source_expressions[0])
+        # No table is read. Deterministic, as a persisted column needs.
+        return f"CAST(JSON_VALUE({headers}, '$.\"{self.name}\"') AS nvarchar({int(self.max_length)}))", list(params)
+
+
 class _BodyText(Func):
     """The text at a path of a JSON body; NULL where there is none."""
 

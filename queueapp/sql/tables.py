@@ -111,6 +111,11 @@ class QueueTable:
         """Whether messages in flight are counted: an expired lease is not revived then."""
         return self.lease_index is not None or self.claim_records is not None
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether messages with one ordering key are claimed in order."""
+        return "ordering_key" in self.columns
+
     def has(self, *names: str) -> bool:
         """Whether the table has all of these attributes as columns."""
         return all(name in self.columns for name in names)

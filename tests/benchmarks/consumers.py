@@ -23,6 +23,7 @@ from tests.benchmarks.models import (
     Leased,
     Levelled,
     Loose,
+    Ordered,
     Prompt,
     Ranked,
     SteadyAtMostOnce,
@@ -77,7 +78,8 @@ _ONE_ROW_EACH = (Transactional, TransactionalAlone, Together, TogetherAlone)
 for _name in ("first", "second", "third"):
     consumer(Copied, name=_name)(nop)
 for _queue in (
-    Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Defaults, Ranked, Levelled, Fenced, Grouped, *IDLE
+    Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Defaults, Ranked, Levelled, Fenced, Grouped, Ordered,
+    *IDLE,
 ):  # fmt: skip
     consumer(_queue, name=f"{_queue.__name__}.nop")(nop)
 for _queue in (Tight, Loose):

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from django.db import models
 
-from queueapp import FairnessModel, Queue, Semantics
+from queueapp import FairnessModel, Ordering, Queue, Semantics
 
 # A worker of these looks for messages when it is woken, so that a clock can be started with the wake-up.
 _UNTIL_WOKEN = timedelta(hours=1)
@@ -17,6 +17,14 @@ SHARED_TOPIC, KEPT_TOPIC = "shared", "kept"
 class Leased(Queue):
     class Delivery:
         semantics = Semantics.AT_LEAST_ONCE
+        peek_delay = _UNTIL_WOKEN
+
+
+class Ordered(Queue):
+    """Messages with one key are handled in order."""
+
+    class Delivery:
+        ordering = Ordering.HOLD
         peek_delay = _UNTIL_WOKEN
 
 

@@ -26,6 +26,9 @@ from tests.testapp.models import (
     InTurns,
     LateFlights,
     Leased,
+    Ordered,
+    OrderedPassing,
+    OrderedTransactional,
     Rated,
     RatedOnce,
     RatedTransactional,
@@ -110,6 +113,9 @@ for _queue in (
     Capped, CappedOnce, CappedTransactional, InTurns, InProportion, Rated, RatedOnce, RatedTransactional,
 ):  # fmt: skip
     consumer(_queue, name=f"{_queue.__name__.lower()}.process")(tell_process)
+
+for _queue in (Ordered, OrderedPassing, OrderedTransactional):
+    consumer(_queue, name=f"{_queue.__name__.lower()}.act", attempts=3, retry_delay=0)(act)
 
 for _queue in (Addressed, AddressedUrgent):
     _name = _queue.__name__.lower()

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from queueapp import FairnessModel, Queue, Semantics
+from queueapp import FairnessModel, Ordering, Queue, Semantics
 
 
 class Capped(Queue):
@@ -100,3 +100,24 @@ class GroupedTogether(Queue):
         semantics = Semantics.TRANSACTIONAL
         transaction_size = 20
         groups = True
+
+
+class Ordered(Queue):
+    """Messages with one key are handled in order."""
+
+    class Delivery:
+        ordering = Ordering.HOLD
+        lease_period = timedelta(seconds=5)
+
+
+class OrderedPassing(Queue):
+    class Delivery:
+        ordering = Ordering.PASS
+        lease_period = timedelta(seconds=5)
+
+
+class OrderedTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        ordering = Ordering.HOLD
+        lease_period = timedelta(seconds=5)

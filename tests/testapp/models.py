@@ -27,6 +27,9 @@ from .flow import GroupedTransactional as GroupedTransactional
 from .flow import InProportion as InProportion
 from .flow import InTurns as InTurns
 from .flow import InTurnsOnce as InTurnsOnce
+from .flow import Ordered as Ordered
+from .flow import OrderedPassing as OrderedPassing
+from .flow import OrderedTransactional as OrderedTransactional
 from .flow import Rated as Rated
 from .flow import RatedOnce as RatedOnce
 from .flow import RatedTransactional as RatedTransactional

@@ -22,6 +22,7 @@ from .options import (
     FairnessModel,
     Leasing,
     OnConflict,
+    Ordering,
     Semantics,
 )
 from .topics import accepted_names, expressions_of
@@ -38,6 +39,7 @@ __all__ = [
     "KeepAsPoison",
     "Leasing",
     "OnConflict",
+    "Ordering",
     "PublishTo",
     "Semantics",
     "given_options",

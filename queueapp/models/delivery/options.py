@@ -222,6 +222,13 @@ class FairnessModel(enum.Enum):
     PROPORTIONAL = "proportional"  #: the one that has used the smallest part of its backlog
 
 
+class Ordering(enum.Enum):
+    """What becomes of the messages behind one with the same ordering key that is retried later."""
+
+    HOLD = "hold"  #: they wait for it
+    PASS = "pass"  # noqa: S105  #: they are handled, and it comes back behind them
+
+
 _FLOW: tuple[Option, ...] = (
     Option("concurrency", int, None, "Receivers per worker process; None: QUEUEAPP.CONCURRENCY.",
            1, MAX_CONCURRENCY, True),
@@ -288,6 +295,14 @@ _FLOW: tuple[Option, ...] = (
         FairnessModel.FAST,
         "Which subscriber gets the next message while there are fewer messages than free capacity (AMPS' "
         "FairnessModel).",
+    ),
+    Option(
+        "ordering",
+        Ordering,
+        None,
+        "Messages with one `ordering_key` are handled one after the other, in order, by all workers together. A "
+        "message that is retried later holds its key, or is passed.",
+        optional=True,
     ),
     Option(
         "groups",
@@ -589,6 +604,7 @@ class DeliveryOptions:
     rate: str | None
     rate_burst: int | None
     fairness_model: FairnessModel
+    ordering: Ordering | None
     groups: bool
     # Retries
     timeout: timedelta | float | None

@@ -23,6 +23,7 @@ from .inserts import PostgresqlDedupe, PostgresqlEarlyAcks, PostgresqlFanout, Po
 from .journal import PostgresqlJournalSql
 from .limits import PostgresqlLimits
 from .maintenance import PostgresqlDelayedStore, PostgresqlFailures, PostgresqlMaintenance, PostgresqlUnevaluated
+from .ordering import OrderedClaims
 from .raw.cursor import fetch
 from .raw.plan_guard import PlanGuard
 from .results import PostgresqlCeleryResults, PostgresqlTaskResults
@@ -67,7 +68,7 @@ class PostgresqlQueueSql(QueueSql):
         text = TableText(table)
         self.guard = text.guard
         kind = FencedClaims if table.barriers else Priority64Claims if table.priority64 else PostgresqlClaims
-        self.claims = claims = kind(text)
+        self.claims = claims = OrderedClaims(text) if table.is_ordered else kind(text)
         self.acks, self.ack_by_seq = PostgresqlAcks(text), PostgresqlAckBySeq(text)
         self.results = PostgresqlTaskResults(text)
         self.failures = PostgresqlFailures(text)

@@ -104,7 +104,7 @@ class TableText:
         self.order = _by_priority if table.priority64 or "priority" in table.claim_by else _BY_SEQ
         #: The token fences: a condition with one parameter, of a row that is found by its key.
         self.fenced = f"{self.columns['lease_token']} = %s" if table.has("lease_token") else ""
-        if table.lease_index is not None:
+        if table.lease_index is not None or table.is_ordered:
             # "= token" alone implies "is not null", which is the predicate of the index on leased rows: the planner
             # would scan all leases and compare each with each key of the array, where one seek a key suffices.
             self.fenced = f"({self.fenced}) IS TRUE"

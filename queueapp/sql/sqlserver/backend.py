@@ -22,6 +22,7 @@ from .inserts import SqlServerDedupe, SqlServerEarlyAcks, SqlServerFanout, SqlSe
 from .journal import SqlServerJournalSql
 from .limits import SqlServerLimits
 from .maintenance import SqlServerDelayedStore, SqlServerFailures, SqlServerMaintenance, SqlServerUnevaluated
+from .ordering import OrderedClaims
 from .results import SqlServerCeleryResults, SqlServerTaskResults
 from .statements import MAX_BATCH, TableText, fetch, quote_table
 
@@ -53,7 +54,8 @@ class SqlServerQueueSql(QueueSql):
         else:
             self.inserts = inserts = SqlServerInserts(text)
             self.fanout = SqlServerFanout(text, inserts)
-            self.claims = claims = Priority64Claims(text) if table.priority64 else SqlServerClaims(text)
+            kind = OrderedClaims if table.is_ordered else Priority64Claims if table.priority64 else SqlServerClaims
+            self.claims = claims = kind(text)
             self.limits = SqlServerLimits(text, claims)
 
 

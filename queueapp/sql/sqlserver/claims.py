@@ -42,8 +42,8 @@ _RANGES = (
     "[low] bigint '$[3]', [high] bigint '$[4]') AS l"
 )
 #: A bigint compared with the smallint column would be a range to the optimizer, and not one level in order of seq.
-_PARAMETERS = {"recipient": "%s", "priority": "CAST(%s AS smallint)", "low": "%s", "high": "%s"}
-_OF_RANGES = {name: f"l.[{name}]" for name in _PARAMETERS}
+PARAMETERS = {"recipient": "%s", "priority": "CAST(%s AS smallint)", "low": "%s", "high": "%s"}
+_OF_RANGES = {name: f"l.[{name}]" for name in PARAMETERS}
 _IDS = "OPENJSON(%s) WITH ([id] uniqueidentifier '$') AS u"
 
 
@@ -104,7 +104,7 @@ class SqlServerClaims(Statements, Claims):
         # Index: as the claim. Safe: LOOKING.
         sql = (
             f"SELECT TOP (%s) {self._seq}, q.{self._c['headers']}{rest} FROM {self._q} AS q WITH "
-            f"({self._index}{LOOKING}) WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}"
+            f"({self._index}{LOOKING}) WHERE {self._within(PARAMETERS)} AND {self.free()} ORDER BY {self._seq}"
         )
         level = (getattr(only, name) for name in self.table.claim_by)
         return [tuple(row) for row in fetch(connection, sql, (limit, *level, only.low, only.high))]
@@ -117,7 +117,7 @@ class SqlServerClaims(Statements, Claims):
         table = f"FROM {self._q} AS q WITH ({self._index}{LOOKING})"
         where = f"{self.free()} ORDER BY {self._seq}"
         if not several:
-            return f"SELECT TOP (%s) {self._seq} AS [seq] {table} WHERE {self._within(_PARAMETERS)} AND {where}"
+            return f"SELECT TOP (%s) {self._seq} AS [seq] {table} WHERE {self._within(PARAMETERS)} AND {where}"
         return (
             f"SELECT TOP (%s) m.[seq] FROM {_RANGES} CROSS APPLY (SELECT TOP (%s) {self._seq} AS [seq] {table} "
             f"WHERE {self._within(_OF_RANGES)} AND {where}) AS m"
@@ -209,7 +209,7 @@ class SqlServerClaims(Statements, Claims):
             found = (
                 f"SELECT TOP (%s) t.{seq} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
                 f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{seq} = s.{seq} "
-                f"WHERE {self._within(_PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY s.{seq}"
+                f"WHERE {self._within(PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY s.{seq}"
             )
             in_range = (
                 f"{verb} q{setting} {output} FROM ({found}) AS m "
@@ -222,7 +222,7 @@ class SqlServerClaims(Statements, Claims):
         # TOP rows.
         in_range = (
             f"WITH m AS (SELECT TOP (%s) {columns} FROM {self._q} AS q WITH ({TAKING}) "
-            f"WHERE {self._within(_PARAMETERS)} AND {self.free()} ORDER BY {self._seq}) {into}{setting} {output}"
+            f"WHERE {self._within(PARAMETERS)} AND {self.free()} ORDER BY {self._seq}) {into}{setting} {output}"
         )
         return Claim(in_range, returned, values_first=False)
 
@@ -267,7 +267,7 @@ class SqlServerClaims(Statements, Claims):
         sql = (
             f"SELECT TOP (%s) {returned.of('t')} FROM {self._q} AS s WITH ({self._index}{LOOKING}) "
             f"INNER LOOP JOIN {self._q} AS t WITH ({TAKING}) ON t.{self._c['seq']} = s.{self._c['seq']} "
-            f"WHERE {self._within(_PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY "
+            f"WHERE {self._within(PARAMETERS, 's')} AND {self.free('s')} AND {self.free('t')} ORDER BY "
             f"s.{self._c['seq']}"
         )
         found: list[Any] = []

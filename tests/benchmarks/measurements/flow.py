@@ -1,7 +1,8 @@
-"""What groups cost beside the same work without them."""
+"""What groups and ordering keys cost beside the same work without them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from time import monotonic
 
@@ -10,8 +11,9 @@ from django.db import transaction
 from queueapp import Group
 from tests.benchmarks.figures import Figure, Ratio, Samples, Scale, measures
 from tests.benchmarks.messages import Nop, make
-from tests.benchmarks.models import Grouped, Leased
-from tests.benchmarks.rig.database import drain
+from tests.benchmarks.models import Grouped, Leased, Ordered
+from tests.benchmarks.rig import raw
+from tests.benchmarks.rig.database import drain, fill
 from tests.benchmarks.rig.workers import Workers
 
 MEMBERS = 100_000
@@ -37,6 +39,32 @@ def groups(scale: Scale) -> Samples:
             yield {
                 "group-drain": Ratio(count / product, count / base),
                 "group-send-many": Ratio(count / sent, count / plain),
+            }
+
+
+@measures(
+    Figure("ordered-drain", ">= 0.5", "ratio", "drain of 50,000 messages with 10,000 ordering keys / without (msg/s)"),
+    Figure("ordered-hot-key", ">= 0.8", "ratio", "drain of one ordering key / raw lease of 1 and ack of 1 (msg/s)"),
+)
+def ordering(scale: Scale) -> Samples:
+    count, hot = scale.count(50_000), scale.count(10_000)
+    keys = max(1, count // 5)
+    bodies = [make(Nop, number) for number in range(count)]
+    with Workers(Ordered, Leased) as workers:
+        workers.warm_up()
+        for _ in range(scale.runs):
+            numbers = itertools.count()
+            _send(lambda numbers=numbers: Ordered.send_many(bodies, ordering_key=lambda _: f"k{next(numbers) % keys}"))
+            product = drain(Ordered)
+            _send(lambda: Leased.send_many(bodies))
+            base = drain(Leased)
+            _send(lambda: Ordered.send_many(bodies[:hot], ordering_key="hot"))
+            in_order = drain(Ordered)
+            fill(Leased, Nop, hot)
+            loop = raw.lease_and_ack(Leased._meta.db_table, 1)
+            yield {
+                "ordered-drain": Ratio(count / product, count / base),
+                "ordered-hot-key": Ratio(hot / in_order, hot / loop),
             }
 
 

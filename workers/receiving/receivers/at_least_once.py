@@ -25,7 +25,8 @@ from django.db import Error, connections
 from queueapp.conf import settings
 from queueapp.errors import LeaseLost
 from queueapp.flow.limited_claims import LimitedClaims
-from queueapp.messages import new_id
+from queueapp.messages import ORDERING_KEY, new_id
+from queueapp.messages.headers import readable_headers
 from queueapp.models.delivery import Leasing
 from queueapp.sending.isolation import atomic_on, isolated_connection
 from queueapp.services.connection_timeouts import ResponseDeadline
@@ -104,6 +105,34 @@ class LeasedBatch:
             return taken
 
 
+class HeldKeys:
+    """The ordering keys of one batch of which a message was not handled: those behind it are given back."""
+
+    def __init__(self, leaser: BatchLeaser) -> None:
+        self._leaser = leaser
+        self._keys: set[str] = set()
+        self._seqs: list[int] = []
+
+    def add(self, row: Claimed) -> None:
+        """This message was not handled."""
+        key = readable_headers(row[HEADERS]).get(ORDERING_KEY)
+        if key is not None:
+            self._keys.add(key)
+
+    def keeps_back(self, row: Claimed) -> bool:
+        """Whether this message has to wait; then it is remembered for ``release``."""
+        if not self._keys or readable_headers(row[HEADERS]).get(ORDERING_KEY) not in self._keys:
+            return False
+        self._seqs.append(row[SEQ])
+        return True
+
+    def release(self, batch: LeasedBatch) -> None:
+        """Give back what was kept back, uncounted."""
+        if self._seqs:
+            self._leaser.release_seqs(batch, sorted(self._seqs))
+            self._seqs.clear()
+
+
 class BatchLeaser:
     """Leases batches for one receiver; the quarantine decides how large they may be."""
 
@@ -140,6 +169,10 @@ class BatchLeaser:
                         connection, claim.ranges, limit, token, state.subscriber, lease_ms
                     )
                     receiver.full = len(rows) == limit
+                    if state.sql.table.is_ordered:
+                        # What stays behind a message of its key must not be passed by a mark. Those behind the ones
+                        # claimed now can be claimed next.
+                        claim.rows, receiver.full = None, bool(rows)
                 else:
                     rows = self._claim_limited(limited, claim, limit, token, lease_ms)
         if not rows:
@@ -205,7 +238,10 @@ class BatchLeaser:
 
     def release(self, batch: LeasedBatch, keep: int) -> None:
         """Release what was not started, from the right, all but ``keep``; it is not counted as a delivery."""
-        surplus = batch.take_waiting(keep)
+        self.release_seqs(batch, batch.take_waiting(keep))
+
+    def release_seqs(self, batch: LeasedBatch, surplus: list[int]) -> None:
+        """Release these messages, which no handler has got, uncounted."""
         if surplus:
             state = self._state
             with ResponseDeadline(connections[state.alias]):
@@ -257,7 +293,10 @@ class AtLeastOnceReceiver(Receiver):
         spent, handled = 0.0, 0
         self.guard.mark_used()
         has_batches, next_row = self.batches is not None, self._leaser.next
+        held = HeldKeys(self._leaser) if self.sql.table.is_ordered else None
         while (row := next_row(batch)) is not None:
+            if held is not None and held.keeps_back(row):
+                continue
             if has_batches and self._handle_with_others(batch, row, failures, skipped):
                 outcome: BaseException | bool | None = True
             else:
@@ -268,6 +307,8 @@ class AtLeastOnceReceiver(Receiver):
                 skipped.append(row[SEQ])
             elif outcome is not True:
                 failures.append((row, outcome, self.items))
+            if held is not None and outcome is not None:
+                held.add(row)
             if (now := monotonic()) > flush_at:
                 handled += len(in_flight)
                 spent += now - started
@@ -279,6 +320,8 @@ class AtLeastOnceReceiver(Receiver):
         if handled:
             self.size.observe(handled, spent + monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
         self._end(batch, failures, skipped, claim)
+        if held is not None:
+            held.release(batch)
         if batch.waiting:
             self._leaser.release(batch, 0)  # stopping; last, so that an error here does not cost the acks
 

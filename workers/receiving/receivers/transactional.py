@@ -38,7 +38,7 @@ from ..handlers import GatedHandler, WorkerStopped
 from ..quarantine import SMALL_BATCH
 from ..queue_state import QueueState, is_error_of
 from . import outcomes
-from .at_least_once import BatchLeaser, LeasedBatch, lease_sizer
+from .at_least_once import BatchLeaser, HeldKeys, LeasedBatch, lease_sizer
 from .base import Receiver, Rollback
 
 log = logging.getLogger("queueapp.workers")
@@ -134,11 +134,17 @@ class TransactionalReceiver(Receiver):
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     @property
+    def _leases_first(self) -> bool:
+        """Whether deliveries are committed before their handlers run: while crashes are tracked, and always on a queue
+        with ordering keys, whose claims lease."""
+        return self._can_lease and (self.state.crash_tracking or self.sql.table.is_ordered)
+
+    @property
     def max_batch(self) -> int:
-        return self._tracked.n if self.state.crash_tracking else STREAK
+        return self._tracked.n if self._leases_first else STREAK
 
     def receive(self, limit: int) -> int:
-        if self.state.crash_tracking and self._can_lease:
+        if self._leases_first:
             self.size = self._tracked
             try:
                 return self._leaser.receive(min(limit, SMALL_BATCH))
@@ -361,8 +367,12 @@ class TransactionalReceiver(Receiver):
         """Handle a leased batch: its deliveries are committed, whatever dies."""
         started, handled = monotonic(), 0
         flush_at = min(started + 2 * self.target, batch.expires)
+        held = HeldKeys(self._leaser) if self.sql.table.is_ordered else None
         while (row := self._leaser.next(batch)) is not None:
-            self._handle_leased(row, batch.token, claim)
+            if held is None:
+                self._handle_leased(row, batch.token, claim)
+            elif not held.keeps_back(row) and not self._handle_leased(row, batch.token, claim):
+                held.add(row)
             batch.in_flight.clear()
             handled += 1
             if batch.waiting and monotonic() > flush_at:
@@ -378,10 +388,13 @@ class TransactionalReceiver(Receiver):
                 flush_at = min(monotonic() + 2 * self.target, batch.expires)
         if handled:
             self.size.observe(handled, monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
+        if held is not None:
+            held.release(batch)
         if batch.waiting:
             self._leaser.release(batch, 0)
 
-    def _handle_leased(self, claimed: Claimed, token: uuid.UUID, claim: ActiveClaim) -> None:
+    def _handle_leased(self, claimed: Claimed, token: uuid.UUID, claim: ActiveClaim) -> bool:
+        """Handle one leased message in its transaction; returns whether that was committed."""
         connection = connections[self.alias]
         outcome: BaseException | bool | None
         has_hooks = False
@@ -390,12 +403,12 @@ class TransactionalReceiver(Receiver):
                 elsewhere = self.state.claims.excludes(claimed[SEQ])  # since before crashes were tracked
                 if elsewhere or (self._needs_permits and not self._take_permit(connection)):
                     self.sql.acks.release(connection, [claimed[SEQ]], token, cancelled=False)
-                    return
+                    return False
                 # From here on the row lock owns the message, however long the handler takes and the lease lasts.
                 if self._acks.ack(connection, [claimed[SEQ]], token) != 1:
                     self.state.stats.lost += 1
                     log.warning("%s", LeaseLost(self.queue._meta.label, claimed[SEQ]))
-                    return
+                    return False
                 deadline.pause()
                 outcome = self.call(claimed, leased=True)
                 deadline.restart()
@@ -418,6 +431,7 @@ class TransactionalReceiver(Receiver):
         else:
             assert isinstance(outcome, BaseException)
             self._failed(claimed, outcome, connection, token)
+        return outcome is None
 
 
 def _is_deadlock(outcome: BaseException | bool, connection: Any) -> bool:
