@@ -239,7 +239,7 @@ def test_a_worker_receives_ends_fails_dispatches_and_runs_maintenance(monkeypatc
         monkeypatch.setattr(Leased, "delivery", Delivery(Leased.delivery.given | {"rate": "60/s"}, "a test's "))
         assert RateLimit(Leased, "default").take(1) == RateLimit(Leased, "default").take(1) == 1
         with refused():
-            PoisonMessage.objects.update(reason="forged")
+            Leader.objects.all().delete()
     assert Leader.objects.get(role="test").term == 1
 
 
@@ -409,7 +409,7 @@ def test_a_celery_worker_receives_ends_tasks_and_runs_maintenance(celery_app: Ce
         backend.forget("a task")
         assert result_rows.delete_old("default") == 0
         with refused():
-            PoisonMessage.objects.update(reason="forged")
+            Leader.objects.all().delete()
     assert PoisonMessage.objects.count() == 1
 
 
