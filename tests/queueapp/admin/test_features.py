@@ -14,7 +14,15 @@ from tests.testapp.models import Addressed, Leased, SecretTransactional, Transac
 
 from .conftest import url
 
-OF_EVERY_PROJECT = {"bulkoperation", "delayedmessage", "poisonmessage", "queuecontrol", "schedule", "subscriber"}
+OF_EVERY_PROJECT = {
+    "bulkoperation",
+    "delayedmessage",
+    "messagegroup",
+    "poisonmessage",
+    "queuecontrol",
+    "schedule",
+    "subscriber",
+}
 
 
 def shown(client: Client) -> set[str]:
