@@ -51,7 +51,7 @@ run: $(VENV)/runtime.installed  ## serve the site, the admin and the workers unt
 # The slow tier: processes that are killed, other projects' own suites, Chromium, Spark, installed wheels, whole pages.
 SLOW := tests/crash tests/celery_suite tests/browser tests/packaging tests/typing tests/benchmarks tests/project \
 	tests/queueapp/contrib/spark tests/queueapp/contrib/celery tests/docs/test_tutorial.py tests/docs/test_site.py \
-	tests/queueapp/management/test_first_hour.py tests/workers/processes
+	tests/queueapp/management/test_first_hour.py tests/workers/processes tests/workers/spark
 
 .PHONY: test
 test: $(VENV)/dev.installed $(VENV)/docs.installed odbc pgbouncer  ## run the tests of a contributor: unit and conformance (TESTS="-k word" narrows them)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import secrets
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +20,11 @@ from project.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-QUEUE = "flights.FlightDelays"
+TOPIC = "FlightDelays"
 MESSAGE_TYPE = "project.flights.messages.FlightDelayed"
 
 #: The file has 31 MB: ten tasks, which is a step of the progress bar each.
 _BYTES_PER_TASK = 3_300_000
-_POLL_SECONDS = 0.2
 
 _SCHEMA = """
     year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, sched_arr_time int,
@@ -41,13 +38,18 @@ class JavaMissing(RuntimeError):
 
 
 def publish_flights(
-    progress: Progress | None = None, *, folder: Path | None = None, publish_id: str | None = None
+    progress: Progress | None = None,
+    *,
+    folder: Path | None = None,
+    publish_id: str | None = None,
+    keep: ExitStack | None = None,
 ) -> Published:
-    """Publish every late or cancelled flight to ``flights.FlightDelays`` with Spark, once.
+    """Publish every late or cancelled flight to the topic of ``flights.FlightDelays`` with Spark, once.
 
     ``progress`` is called, in a thread of its own, with the rows read (estimated from the tasks that are done, exact
     at the end) and the messages published. ``folder`` (default: the data folder) keeps the unpacked file and Spark's
-    log. A second call with the same ``publish_id`` adds nothing. Raises JavaMissing, FlightsMissing, SparkDidNotStart,
+    log. A second call with the same ``publish_id`` adds nothing. ``keep`` takes the session, which otherwise ends with
+    this call. Raises JavaMissing, FlightsMissing, SparkDidNotStart,
     SparkJobFailed.
     """
     from django.conf import settings as django_settings
@@ -62,8 +64,33 @@ def publish_flights(
     path = source.unpacked(folder)
     settings = {"spark.sql.files.maxPartitionBytes": _BYTES_PER_TASK, "spark.sql.files.openCostInBytes": 0}
     log = folder / "spark.log"
-    with temporary_session("flights", java_home=java.home, log=log, settings=settings) as spark, readable_errors():
+    with ExitStack() as ending, readable_errors():
+        session = temporary_session("flights", java_home=java.home, log=log, settings=settings)
+        spark = (keep or ending).enter_context(session)
         return _publish(spark, path, publish_id or f"flights-{secrets.token_hex(8)}", progress, began)
+
+
+def figures_of_journal() -> dict[tuple[str, str, int], source.Figure]:
+    """The figures of the page by carrier, airport and hour, computed by the running session from the messages in the
+    journal, without the broken records."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as f
+
+    from workers.spark.session import readable_errors
+
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    journal = spark.read.format("queue").options(
+        state="journal", topic=TOPIC, message_type=MESSAGE_TYPE, columns="body"
+    )
+    flight = journal.load().select("body.*")
+    late = ~f.col("cancelled")
+    whole = flight.where(f.col("cancelled") | (f.col("arrival").isNotNull() & f.col("air_time").isNotNull()))
+    sums = whole.groupBy("carrier", "origin", "hour").agg(
+        f.count_if(late), f.count_if("cancelled"), f.coalesce(f.sum(f.when(late, f.col("delay"))), f.lit(0))
+    )
+    with readable_errors():
+        return {(carrier, origin, hour): source.Figure(*counts) for carrier, origin, hour, *counts in sums.collect()}
 
 
 def flights(spark: SparkSession, path: Path) -> DataFrame:
@@ -104,45 +131,20 @@ def _publish(spark: SparkSession, path: Path, publish_id: str, progress: Progres
 
     from queueapp.contrib.spark import register
     from queueapp.models import SparkCommit
+    from workers.spark.progress import reported
 
     register(spark)
     started = time.monotonic()
     observation = Observation("flights")
     read = flights(spark, path).observe(observation, f.count(f.lit(1)).alias("rows"))
-    writer = delayed(read).write.format("queue").option("queue", QUEUE).option("message_type", MESSAGE_TYPE)
-    with _reported(spark, publish_id, progress):
+    writer = delayed(read).write.format("queue").option("topic", TOPIC).option("message_type", MESSAGE_TYPE)
+    with reported(spark, publish_id, progress and (lambda done, tasks: progress(source.FLIGHTS * done // tasks, 0))):
         writer.option("publish_id", publish_id).mode("append").save()
     rows = observation.get["rows"]
-    commit = SparkCommit._default_manager.get(queue=QUEUE, publish_id=publish_id, batch_id=0)
+    commit = SparkCommit._default_manager.get(queue=f"topic:{TOPIC}", publish_id=publish_id, batch_id=0)
     if progress is not None:
         progress(rows, commit.rows)
     return Published(rows, commit.rows, started - began, time.monotonic() - started)
-
-
-@contextmanager
-def _reported(spark: SparkSession, group: str, progress: Progress | None) -> Iterator[None]:
-    """Report the progress of this thread's Spark jobs while the block runs."""
-    spark.sparkContext.setJobGroup(group, "publish the flights", interruptOnCancel=True)
-    done = threading.Event()
-    thread = threading.Thread(target=_report, args=(spark, group, progress, done), name="progress", daemon=True)
-    if progress is not None:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if progress is not None:
-            thread.join()
-
-
-def _report(spark: SparkSession, group: str, progress: Progress, done: threading.Event) -> None:
-    tracker = spark.sparkContext.statusTracker()
-    while not done.wait(_POLL_SECONDS):
-        infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-        stages = [tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds]
-        tasks = sum(stage.numTasks for stage in stages if stage)
-        if tasks:
-            progress(source.FLIGHTS * sum(stage.numCompletedTasks for stage in stages if stage) // tasks, 0)
 
 
 def main() -> int:

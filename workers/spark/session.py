@@ -95,6 +95,22 @@ def temporary_session(name: str, **options: Any) -> Iterator[SparkSession]:
 
 
 @contextmanager
+def job_session(name: str, **options: Any) -> Iterator[SparkSession]:
+    """The session of ``spark-submit`` where that runs this program, with its settings; else a ``temporary_session``."""
+    from pyspark.sql import SparkSession
+
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        with temporary_session(name, **options) as spark:
+            yield spark
+        return
+    spark = SparkSession.builder.appName(name).getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
 def readable_errors() -> Iterator[None]:
     """Raise SparkJobFailed instead of what Spark raises: its text is asked of the JVM, and that may be gone by then."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
