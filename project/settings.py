@@ -14,6 +14,7 @@ Read from the environment:
 """
 
 import os
+from datetime import timedelta
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -122,6 +123,9 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / "staticfiles"
+
+# What the demo publishes is kept for a day: Spark computes the page's figures from it once more.
+QUEUEAPP = {"JOURNAL": {"FlightDelays": timedelta(days=1)}}
 
 _log_format = os.environ.get("LOG_FORMAT", "line")
 if _log_format not in ("line", "json"):

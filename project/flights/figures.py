@@ -20,6 +20,8 @@ COUNT_LIMIT = 100_000
 
 QUEUES = (FlightDelays, Rebookings)
 LABELS = [queue._meta.label for queue in QUEUES]
+#: What the flights are published to: the topic of ``FlightDelays``, which is journaled.
+TOPIC = FlightDelays.__name__
 
 CARRIERS = {
     "9E": "Endeavor Air",

@@ -114,14 +114,13 @@ def archive_journal(
     limit = until or datetime.now(UTC) - timedelta(days=1)
     known = _manifest(spark, folder)
     found: list[Archived] = []
-    source = spark.read.format("queue").options(state="journal", topic=topic)
-    first = _first_day(source)
+    first = _first_day(_journal(spark, topic, columns="published_at"))
     while first is not None and first + timedelta(days=1) <= limit:
         day, last = f"{first:%Y-%m-%d}", first + timedelta(days=1)
         if day in known:
             found.append(known[day])
         else:
-            entries = source.options(since=first.isoformat(), until=last.isoformat()).load()
+            entries = _journal(spark, topic, since=first.isoformat(), until=last.isoformat())
             path = f"{folder}/entries/day={day}"
             entries.write.mode("overwrite").parquet(path)
             expected, written = _checksum(entries), _checksum(spark.read.parquet(path))
@@ -149,11 +148,15 @@ def _manifest(spark: SparkSession, folder: str) -> dict[str, Archived]:
     return {row["day"]: Archived(row["day"], row["rows"], row["checksum"], is_new=False) for row in rows}
 
 
-def _first_day(source: Any) -> datetime | None:
+def _journal(spark: SparkSession, topic: str, **options: str) -> DataFrame:
+    return spark.read.format("queue").options(state="journal", topic=topic, **options).load()
+
+
+def _first_day(entries: DataFrame) -> datetime | None:
     from pyspark.sql import functions as f
 
-    frame = source.options(columns="published_at").load()
-    seconds = frame.agg(f.unix_seconds(f.date_trunc("DAY", f.min("published_at")))).first()[0]
+    found = entries.agg(f.unix_seconds(f.min("published_at"))).first()
+    seconds = found and found[0]
     return None if seconds is None else datetime.fromtimestamp(seconds - seconds % 86_400, UTC)
 
 

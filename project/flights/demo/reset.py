@@ -10,9 +10,9 @@ from pathlib import Path
 
 from django.db import connection
 
-from project.flights.figures import LABELS
+from project.flights.figures import LABELS, TOPIC
 from project.flights.models import DelayFigure, FlightDelays, Import, Rebooking, Rebookings
-from queueapp.models import DelayedMessage, PoisonMessage
+from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage
 
 
 class AnotherDemoRuns(RuntimeError):
@@ -46,3 +46,4 @@ def remove_results() -> None:
     DelayFigure.objects.all().delete()
     Rebooking.objects.all().delete()
     Import.objects.all().delete()
+    JournalEntry.objects.filter(topic=TOPIC).delete()

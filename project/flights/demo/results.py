@@ -27,6 +27,9 @@ KNOWN = {
     "late and arrived without a time in the air": ("without_air_time", 236),
 }
 
+#: By carrier, airport and hour.
+Figures = dict[tuple[str, str, int], source.Figure]
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -57,6 +60,8 @@ class Results:
     left_over: int
     wrong_figures: int
     is_whole_file: bool
+    #: Figures that Spark computes otherwise from the journal; None: it was not asked.
+    wrong_in_journal: int | None
 
     @classmethod
     def read(
@@ -66,6 +71,7 @@ class Results:
         handling: Handling,
         expected: source.Expected,
         is_whole_file: bool,
+        journal: Figures | None = None,
     ) -> Results:
         poison = PoisonMessage.objects.filter(queue__in=figures.LABELS)
         remaining = DelayedMessage.objects.filter(destination__in=figures.LABELS).count()
@@ -80,8 +86,9 @@ class Results:
             delayed=DelayFigure.objects.aggregate(sum=Sum("rebookings"))["sum"] or 0,
             rebooked=figures.rebooked_flights(),
             left_over=remaining + FlightDelays.objects.count() + Rebookings.objects.count(),
-            wrong_figures=_wrong_figures(expected),
+            wrong_figures=_wrong_figures(expected.figures),
             is_whole_file=is_whole_file,
+            wrong_in_journal=None if journal is None else _wrong_figures(journal),
         )
 
     def checks(self) -> list[Check]:
@@ -92,6 +99,11 @@ class Results:
             for name, (attribute, value) in KNOWN.items()
             if self.is_whole_file
         ]
+        journal = [
+            Check("figures that Spark computes otherwise from the journal", wrong, 0)
+            for wrong in [self.wrong_in_journal]
+            if wrong is not None
+        ]
         return [
             *known,
             Check("rows read = rows of the file", self.publication.read, expected.read),
@@ -100,6 +112,7 @@ class Results:
             Check("poisoned = broken records of the file", self.poisoned, expected.poisoned),
             Check("poisoned for being broken = poisoned", self.broken, self.poisoned),
             Check("figures that differ from the file's", self.wrong_figures, 0),
+            *journal,
             Check("delayed = long delays of the file that are not broken", self.delayed, expected.rebooked),
             Check("rebooked = delayed", self.rebooked, self.delayed),
             Check("messages left over", self.left_over, 0),
@@ -173,12 +186,12 @@ class Results:
         return f"The check holds: {sums}, and the figures equal those computed from the source file."
 
 
-def _wrong_figures(expected: source.Expected) -> int:
-    """Figures, by carrier, airport and hour, that are not what the file says, or only on one side."""
+def _wrong_figures(expected: Figures) -> int:
+    """Figures, by carrier, airport and hour, that are not what is expected, or only on one side."""
     found = {
         (carrier, origin, hour): source.Figure(late, cancelled, minutes)
         for carrier, origin, hour, late, cancelled, minutes in DelayFigure.objects.values_list(
             "carrier", "origin", "hour", "late", "cancelled", "minutes"
         )
     }
-    return sum(found.get(key) != expected.figures.get(key) for key in found.keys() | expected.figures.keys())
+    return sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -20,7 +23,9 @@ def published() -> list[tuple[str, bytes]]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_spark_publishes_the_same_messages_as_plain_python(transactional_db: None, tmp_path: Path) -> None:
+def test_spark_publishes_the_same_messages_as_plain_python(
+    transactional_db: None, settings: Any, tmp_path: Path
+) -> None:
     if find_java() is None:
         pytest.skip("Spark needs Java 17 or newer, and none was found")
     if connection.vendor != "postgresql":
@@ -34,11 +39,19 @@ def test_spark_publishes_the_same_messages_as_plain_python(transactional_db: Non
     FlightDelays.objects.all().delete()
 
     reports.clear()
-    result = spark_job.publish_flights(lambda read, sent: reports.append((read, sent)), folder=tmp_path, publish_id="x")
+    settings.QUEUEAPP = {"JOURNAL": {spark_job.TOPIC: timedelta(days=1)}}
+    with ExitStack() as keep:
+        result = spark_job.publish_flights(
+            lambda read, sent: reports.append((read, sent)), folder=tmp_path, publish_id="x", keep=keep
+        )
+        assert spark_job.figures_of_journal() == source.expected().figures
     assert (result.read, result.published) == (source.FLIGHTS, 79_029)
     assert reports[-1] == (source.FLIGHTS, 79_029)
     assert [read for read, _ in reports] == sorted(read for read, _ in reports)
-    assert published() == plain
+    # On a topic they have a header with its name.
+    of_topic = {messages.TOPIC: spark_job.TOPIC}
+    expected = [(messages.decode_headers(headers) | of_topic, body) for headers, body in plain]
+    assert [(messages.decode_headers(headers), body) for headers, body in published()] == expected
     assert messages.read_head(plain[0][0]) == ("project.flights.messages.FlightDelayed", messages.JSON)
     assert SparkCommit.objects.get(publish_id="x").rows == 79_029
 

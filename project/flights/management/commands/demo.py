@@ -8,7 +8,7 @@ import signal
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,12 @@ class Command(BaseCommand):
         progress = Progress(sys.stderr if options["json"] else sys.stdout)
         limit = options["limit"]
         folder = Path(settings.DATA_DIR)
-        with reset.only_demo(folder):
+        with reset.only_demo(folder), ExitStack() as keep:
             call_command("migrate", verbosity=0, interactive=False, skip_checks=False)
             reset.remove_results()
             progress.say("Computing from the source file what must come out ...")
             expected = source.expected(limit)
-            publication, with_spark = self._publish(progress, limit, options["no_spark"])
+            publication, with_spark = self._publish(progress, limit, options["no_spark"], keep)
             log = folder / "demo-workers.log"
             log.unlink(missing_ok=True)
             with maintenance.by_celery(folder) as trimmed:
@@ -93,9 +93,15 @@ class Command(BaseCommand):
                     processes=options["processes"], concurrency=options["concurrency"],
                 )  # fmt: skip
                 progress.say(f"Celery has trimmed {trimmed():,} old rows.")
-            return Results.read(publication, with_spark, handled, expected, limit is None)
+            journal = None
+            if with_spark:
+                progress.say("Computing the figures from the journal with Spark ...")
+                journal = spark_job.figures_of_journal()
+            return Results.read(publication, with_spark, handled, expected, limit is None, journal)
 
-    def _publish(self, progress: Progress, limit: int | None, no_spark: bool) -> tuple[Published, bool]:
+    def _publish(
+        self, progress: Progress, limit: int | None, no_spark: bool, keep: ExitStack
+    ) -> tuple[Published, bool]:
         with_spark = not no_spark and limit is None
         if with_spark and find_java() is None:
             progress.say(f"Without Spark, because there is no Java {MINIMUM_VERSION} or newer here.")
@@ -110,7 +116,7 @@ class Command(BaseCommand):
             if with_spark:
                 try:
                     with _py4j_is_quiet():
-                        return spark_job.publish_flights(show), True
+                        return spark_job.publish_flights(show, keep=keep), True
                 except SparkDidNotStart as error:
                     progress.say(f"{error} -- publishing without it.")
             return publish_flights_without_spark(show, limit), False
