@@ -163,8 +163,8 @@ def _first_day(entries: DataFrame) -> datetime | None:
 def _checksum(entries: DataFrame) -> tuple[int, str]:
     from pyspark.sql import functions as f
 
-    one = f.xxhash64("seq", "message_id", "headers", "body", "published_at").cast("decimal(38,0)")
-    rows, total = entries.agg(f.count(f.lit(1)), f.sum(one)).first() or (0, None)
+    digest = f.xxhash64("seq", "message_id", "headers", "body", "published_at").cast("decimal(38,0)")
+    rows, total = entries.agg(f.count(f.lit(1)), f.sum(digest)).first() or (0, None)
     return rows, str(total or 0)
 
 
@@ -210,7 +210,7 @@ class Reconciled:
 
 def read_ids(spark: SparkSession, what: str, column: str | None = None) -> DataFrame:
     """The message ids in ``app.Model`` (a queue), ``app.Model:poison`` or another state, ``topic:NAME`` (the journal),
-    or files with a column ``id``. Raises JobFailed and QueueNotFound."""
+    or files with a column ``id`` (a folder is read as Parquet). Raises JobFailed and QueueNotFound."""
     from pyspark.sql import functions as f
 
     name, _, state = what.partition(":")
@@ -219,7 +219,7 @@ def read_ids(spark: SparkSession, what: str, column: str | None = None) -> DataF
     elif state or ("/" not in what and PurePosixPath(what).suffix not in FORMATS):
         frame = spark.read.format("queue").options(queue=name, state=state or "queue").load()
     else:
-        frame = read_files(spark, what)
+        frame = read_files(spark, what, None if PurePosixPath(what).suffix in FORMATS else "parquet")
     names = [column] if column else [name for name in ("message_id", "id") if name in frame.columns]
     if not names or names[0] not in frame.columns:
         raise JobFailed(f"{what} has no column {column or 'id'}; it has {', '.join(frame.columns)}.")

@@ -57,8 +57,8 @@ class Command(OperatorCommand):
 
         poison = found.add_parser("poison", help="Count poison messages by group and hour.")
         requeue = found.add_parser("requeue", help="Put poison messages that match a condition back into their queues.")
-        for each in (poison, requeue):
-            each.add_argument("queue", help="The queue: its label or its table.")
+        for job in (poison, requeue):
+            job.add_argument("queue", help="The queue: its label or its table.")
         poison.add_argument("--where", metavar="SQL", help="A condition of Spark's SQL.")
         requeue.add_argument(
             "--where", metavar="SQL", required=True, help="A condition of Spark's SQL; 'true' for all."

@@ -139,11 +139,11 @@ def test_a_lost_part_is_named_and_the_others_stay(client: SinkClient) -> None:
 
 
 def test_a_repetition_with_other_rows_is_logged(client: SinkClient, caplog: pytest.LogCaptureFixture) -> None:
-    same, other = stage(client, ROW), stage(client, ROW, ROW)
-    for staged, added in ((same, 1), (same, 0)):
+    single, double = stage(client, ROW), stage(client, ROW, ROW)
+    for staged, added in ((single, 1), (single, 0)):
         assert client.publish(Publication("p", 3, [staged], streaming=True)) == added
     assert caplog.text == ""
-    assert client.publish(Publication("p", 3, [other], streaming=True)) == 0
+    assert client.publish(Publication("p", 3, [double], streaming=True)) == 0
     assert "publication p, batch 3, was committed with 1 rows" in caplog.text
 
 
