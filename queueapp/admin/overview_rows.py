@@ -24,7 +24,7 @@ from .formatting import display
 
 #: The columns, in the order of the cells in ``queueapp/overview_cells.html``.
 HEADINGS = ("Queue", "State", "Ready", "In flight", "Oldest", "Delayed", "Poison", "In / out per s", "Failures",
-            "Waiting", "Handling", "Workers", "Last hour")  # fmt: skip
+            "Handling", "Workers", "Last hour")  # fmt: skip
 #: The age of the oldest message above which a queue is late, where ``ALERTS`` sets no bound.
 LATE = timedelta(minutes=5)
 
