@@ -112,12 +112,13 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
                 form=form, yes="Silence", post_to=request.get_full_path(), back_to=self.list_url(queryset.db),
             )  # fmt: skip
         hours = form.cleaned_data["hours"]
-        return self._set_silence(request, rows, timedelta(hours=hours), f"Silenced for {hours:g} hours.")
+        self._set_silence(request, rows, timedelta(hours=hours), f"Silenced for {hours:g} hours.")
+        return None
 
     @admin.action(description="End the silence", permissions=["operate"])
-    def end_silence(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+    def end_silence(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Notify the channels of these alerts again."""
-        return self._set_silence(request, list(queryset), None, "Silence ended.")
+        self._set_silence(request, list(queryset), None, "Silence ended.")
 
     def _set_silence(self, request: HttpRequest, rows: list[Alert], period: timedelta | None, text: str) -> None:
         by, alias = request.user.get_username(), self.database(request)

@@ -168,7 +168,7 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
         source = selections.source_of(operation.source, operation._state.db)
         filters = json.loads(operation.filters)
         text = f"{operation.source}{'?' if filters else ''}{urlencode(filters)}"
-        page = None if source is None else self.admin_site._registry.get(source.model)
+        page: Any = None if source is None else self.admin_site._registry.get(source.model)
         if source is None or page is None or not page.has_view_permission(request):
             return untrusted.inline(text, 300)
         return format_html('<a href="{}">{}</a>', page.list_url(source.alias, **filters), untrusted.inline(text, 300))

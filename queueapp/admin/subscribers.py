@@ -238,7 +238,7 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
     def queue_names(self, row: Any) -> SafeString:
         rows = _of_process(row)
         more = f"and {len(rows) - SHOWN_QUEUES} more" if len(rows) > SHOWN_QUEUES else ""
-        elected = getattr(row, "elected", set())
+        elected: set[str] = getattr(row, "elected", set())
         lines = [line for item in rows[:SHOWN_QUEUES] for line in self._queue_lines(item, item.queue in elected)]
         return display.below(*lines, more)
 

@@ -321,7 +321,7 @@ def _carry_out_batch(alias: str, number: int) -> bool:
 class Step(NamedTuple):
     """One batch: its rows, the key up to which the operation is done, and the result."""
 
-    count: int
+    count: int  # type: ignore[assignment]
     cursor: int
     result: Result
 

@@ -29,7 +29,7 @@ class Preview(NamedTuple):
     """The messages that a replay would insert. ``complete`` False: there are more. ``first``: the bookmark and the time
     of the first one; None: there is none."""
 
-    count: int
+    count: int  # type: ignore[assignment]
     complete: bool
     first: tuple[int, datetime] | None
 

@@ -99,7 +99,7 @@ class Group:
             if not isinstance(message, Prepared):
                 raise InvalidMessage(f"{message!r} is no completion message: write Queue.prepare(body, ...).")
             using = using or message.alias
-        self.alias = using or (parent.alias if parent is not None else router.db_for_write(MessageGroup))
+        self.alias: str = using or (parent.alias if parent is not None else router.db_for_write(MessageGroup))
         for message in filter(None, self._prepared.values()):
             self._refuse_alias(message.queue, message.alias)
         if parent is not None and parent.alias != self.alias:

@@ -153,13 +153,11 @@ class CarriedOptions(TypedDict, total=False):
     is_barrier: bool
 
 
-class BulkOptions(CarriedOptions, total=False):
-    """Arguments of ``send_many``, for all of its messages."""
+class CommonOptions(CarriedOptions, total=False):
+    """Arguments of ``send`` and ``send_many``."""
 
     dedupe_key: str | Callable[[Any], str | None] | None
     on_conflict: OnConflict | str | None
-    ordering_key: str | Callable[[Any], str | None] | None
-
     headers: Mapping[str, str] | None
     expires_in: timedelta | None
     priority: int
@@ -180,9 +178,16 @@ class SelectOptions(CarriedOptions, total=False):
     using: str | None
 
 
-class SendOptions(BulkOptions, total=False):
+class BulkOptions(CommonOptions, total=False):
+    """Arguments of ``send_many``, for all of its messages."""
+
+    ordering_key: str | Callable[[Any], str | None] | None
+
+
+class SendOptions(CommonOptions, total=False):
     """Arguments of ``send`` beside the body."""
 
+    ordering_key: str | None
     delay: timedelta | None
     at: datetime | None
     delayed_in: str | None

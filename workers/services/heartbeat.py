@@ -14,6 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -180,8 +181,8 @@ class Heartbeat(Service):
                 pump.queue,
                 self._supervisor,
                 columns,
-                lambda pump=pump: {**_first_columns(pump), "restarts": self._restarts},
-            )  # type: ignore[misc]
+                partial(_first_columns, pump, self._restarts),
+            )
             self._written[pump] = columns
         # One query for all queues: the rank of each subscriber among the live ones of its queue.
         live: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
@@ -285,9 +286,10 @@ class Unattended:
                         extra=facts)  # fmt: skip
 
 
-def _first_columns(pump: QueuePump) -> dict[str, Any]:
+def _first_columns(pump: QueuePump, restarts: int) -> dict[str, Any]:
     """The columns of a new row that do not change."""
     return {
+        "restarts": restarts,
         "concurrency": pump.pool.concurrency,
         "filter": pump.state.filter.text if pump.state.filter is not None else "",
         "at_most_once": pump.queue.delivery.keeps_in_flight,
