@@ -35,4 +35,4 @@ if _sqlserver := os.environ.get("QUEUEAPP_TEST_SQLSERVER_URL"):
     DATABASES["sqlserver"] = database(_sqlserver)  # noqa: F405
 
 # For the queues of tests/testapp/journaled.py, which would be declared wrongly without it.
-QUEUEAPP = {"JOURNAL": {"journaled.for ever": None, "^journaled": timedelta(hours=1)}}
+QUEUEAPP = {"JOURNAL": {"journaled.for ever": None, "^journaled": timedelta(hours=1)}}  # type: ignore[dict-item]

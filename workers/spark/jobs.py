@@ -156,7 +156,7 @@ def _first_day(entries: DataFrame) -> datetime | None:
     from pyspark.sql import functions as f
 
     found = entries.agg(f.unix_seconds(f.min("published_at"))).first()
-    seconds = found and found[0]
+    seconds: int | None = None if found is None else found[0]
     return None if seconds is None else datetime.fromtimestamp(seconds - seconds % 86_400, UTC)
 
 
