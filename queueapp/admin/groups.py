@@ -30,7 +30,8 @@ class GroupAdmin(OfDatabases):
     change_form_template = "admin/queueapp/read_only.html"
     change_list_template = "admin/queueapp/list.html"
     object_history_template = "admin/queueapp/history.html"
-    list_display = ("group", "state", "created", "handled", "not_handled")
+    # From the row alone: the members of groups that are not complete are counted on their pages.
+    list_display = ("group", "result", "created", "done", "failed")
     list_filter = (DatabaseFilter,)
     ordering = ("-created_at",)
     actions = ("close", "complete")
@@ -92,9 +93,15 @@ class GroupAdmin(OfDatabases):
         return display.below(*([untrusted.inline(row.name, 200)] if row.name else []), str(row.id))
 
     @admin.display(description="state")
+    def result(self, row: MessageGroup) -> SafeString:
+        if row.completed_at is None:
+            return display.badge("quiet", "not complete")
+        return display.badge("bad", "failed") if row.failed else display.badge("good", "complete")
+
+    @admin.display(description="state")
     def state(self, row: MessageGroup) -> SafeString:
         if row.completed_at is not None:
-            return display.badge("bad", "failed") if row.failed else display.badge("good", "complete")
+            return self.result(row)
         members = GroupMember.objects.using(row._state.db)
         is_open = members.filter(pk=group_members.opening_of(row.id)).exists()
         return display.badge("quiet", "open" if is_open else "waiting")

@@ -18,6 +18,7 @@ from queueapp.models import (
     BulkOperation,
     DelayedMessage,
     JournalEntry,
+    MessageGroup,
     PoisonMessage,
     Schedule,
     Subscriber,
@@ -53,6 +54,7 @@ def addresses() -> list[str]:
         JournalEntry,
         Result,
         Schedule,
+        MessageGroup,
     ):
         keys = model._base_manager.order_by("-pk").values_list("pk", flat=True)[:2]
         found += [list_of(model), *(f"{list_of(model)}{key}/change/" for key in keys)]

@@ -20,6 +20,9 @@ from queueapp.models import (
     Alert,
     BulkOperation,
     DelayedMessage,
+    GroupAddition,
+    GroupMember,
+    MessageGroup,
     Now,
     PoisonMessage,
     Schedule,
@@ -116,6 +119,17 @@ def everything() -> None:
             first=1, last=1_000_000, cursor=420_000, changed=400_000, skipped=19_999, failed=1, state=state,
             errors=json.dumps([[7, LONG_REASON], [8, HOSTILE]]), username=LONG_NAME, note=LONG_REASON[:500],
         )  # fmt: skip
+    for name, completed in ((LONG_NAME, None), (HOSTILE, Now())):
+        group = MessageGroup.objects.create(
+            id=uuid.uuid4(),
+            name=name,
+            completed_at=completed,
+            done=9 if completed else None,
+            failed=3 if completed else None,
+        )
+        GroupAddition.objects.create(group_id=group.id, members=12)
+        for outcome in GroupMember.Outcome:
+            GroupMember.objects.create(message_id=uuid.uuid4(), group_id=group.id, outcome=outcome)
     SubjectKey.objects.create(subject=SUBJECT, wrapped=b"x", key="only")
     failure = {"at": "2026-11-20T10:11:12.345678+00:00", "verdict": "RetryLater", "host": "worker-1"}
     history = [{**failure, "attempt": n, "process": "1234567:Thread-1", "exception": LONG_REASON} for n in (1, 2, 3)]
