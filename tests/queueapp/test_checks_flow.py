@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from queueapp import FairnessModel, checks
+from queueapp import FairnessModel, Semantics, checks
 from queueapp.models import ClaimRecord
-from tests.testapp.models import Capped, CappedOnce, CappedTransactional, ForeignPostgres, InTurnsOnce
+from tests.testapp.models import (
+    Capped,
+    CappedOnce,
+    CappedTransactional,
+    ForeignPostgres,
+    Grouped,
+    InTurnsOnce,
+    Ordered,
+)
 
 
 def found_for(queue: Any) -> list[str]:
@@ -42,6 +50,40 @@ def test_max_per_subscription_backlog_above_max_backlog_is_an_error(monkeypatch:
     assert found_for(Capped) == []
     monkeypatch.setattr(Capped.delivery, "max_per_subscription_backlog", 6)
     assert found_for(Capped) == ["queueapp.E043"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "cause"),
+    [
+        ("semantics", Semantics.AT_MOST_ONCE, "may be lost with its process"),
+        ("dedupe_key", lambda body: "", "may be replaced or not stored"),
+    ],
+)
+def test_groups_whose_members_end_unseen_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: Any, cause: str
+) -> None:
+    assert found_for(Grouped) == []
+    monkeypatch.setattr(Grouped.delivery, option, value)
+    (error,) = [row for row in checks.check_flow() if row.obj is Grouped and row.id == "queueapp.E045"]
+    assert cause in error.msg
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "cause"),
+    [
+        ("semantics", Semantics.AT_MOST_ONCE, "has left the table before it is handled"),
+        ("priorities", 3, "have an order of their own"),
+        ("max_backlog", 5, "claim in another way"),
+        ("transaction_size", 2, "messages of a batch fail together"),
+    ],
+)
+def test_ordering_keys_beside_what_changes_the_order_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: Any, cause: str
+) -> None:
+    assert found_for(Ordered) == []
+    monkeypatch.setattr(Ordered.delivery, option, value)
+    (error,) = [row for row in checks.check_flow() if row.obj is Ordered and row.id == "queueapp.E046"]
+    assert cause in error.msg
 
 
 def test_more_tasks_than_messages_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

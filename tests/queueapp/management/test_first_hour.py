@@ -253,7 +253,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "setconcurrency": ["testapp.Leased", "3"],
     "setqueue": ["testapp.Leased"],
 }
-WITHOUT_ARGUMENTS = {"importamps"}
+#: They read no queue before they have read files, or have started Spark.
+WITHOUT_ARGUMENTS = {"importamps", "sparkjob"}
 
 
 def test_every_command_is_among_those_that_are_called_without_a_database() -> None:

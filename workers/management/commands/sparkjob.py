@@ -1,4 +1,4 @@
-"""``manage.py sparkjob``: the jobs of ``workers.spark.jobs``, on this machine or under ``spark-submit``."""
+"""``manage.py sparkjob``: Spark jobs, on this machine or under ``spark-submit``."""
 
 from __future__ import annotations
 
