@@ -56,7 +56,10 @@ def prepare(
     using: str | None = None,
     **carried: Any,
 ) -> Prepared:
-    """A message of this queue that is not sent yet; the arguments are those of ``send``. Raises InvalidMessage."""
+    """A message of this queue that is not sent yet; the arguments are those of ``send``. Raises InvalidMessage, also
+    for a queue with dedupe keys: what is sent later would pass over them."""
+    if queue.delivery.dedupe_key is not None:
+        raise InvalidMessage(f"{queue._meta.label} has dedupe keys: no message of it can be prepared.")
     message = build_message(
         queue, body, messages.new_id(), headers, None, priority, recipient, correlation_id, reply_to, carried
     )

@@ -22,7 +22,7 @@ def test_the_blocks_of_the_guide_run() -> None:
 
 
 def test_every_public_name_is_in_an_example() -> None:
-    pages = [GUIDE, *(GUIDE.parent / "reference").glob("*.md")]
+    pages = [GUIDE, *(GUIDE.parent / "reference").glob("*.md"), *(GUIDE.parent / "howto").glob("*.md")]
     code = "\n".join(block.code for page in pages for block in blocks(page, "python"))
     missing = [name for name in queueapp.__all__ if not re.search(rf"\b{name}\b", code)]
     assert missing == []

@@ -21,7 +21,7 @@ from queueapp.operations import control, expiration
 from tests.databases import parametrize_alias
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Ping
-from tests.testapp.models import Effect, Grouped, GroupedTogether, GroupedTransactional, Leased
+from tests.testapp.models import Effect, Grouped, GroupedTogether, GroupedTransactional, Keyed, Leased
 
 pytestmark = real_commits
 
@@ -258,6 +258,8 @@ def test_refusals(alias: str) -> None:
         group.send(Grouped, {"n": 1}, isolated=True)
     with pytest.raises(InvalidMessage, match="prepare"):
         Group(on_complete={"n": 1})  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="dedupe keys"):
+        Keyed.prepare({"n": 1})
     with pytest.raises(MessageNotFound):
         Group.get(uuid.uuid4(), using=alias)
 
