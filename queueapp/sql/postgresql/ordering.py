@@ -37,10 +37,10 @@ class OrderedClaims(PostgresqlClaims):
             return []
         low, params = min(only.low for only in ranges), (limit, token, owner, lease_ms)
         if self.shape_of(ranges) is Where.OPEN:
-            rows = self._guard.fetch(connection, self._whole, (low, *params))
+            rows = self._guard.fetch_by_key(connection, self._whole, (low, *params))
         else:
             bounds = [only.low for only in ranges], [only.high for only in ranges]
-            rows = self._guard.fetch(connection, self._in_ranges, (low, *bounds, *params))
+            rows = self._guard.fetch_by_key(connection, self._in_ranges, (low, *bounds, *params))
         rows.sort(key=self._order)
         return rows
 

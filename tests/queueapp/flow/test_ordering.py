@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from queueapp import InvalidMessage, RetryLater
+from queueapp import InvalidMessage, RetryLater, consumer
 from queueapp.messages import ORDERING_KEY, decode_headers, new_id
 from queueapp.models import DelayedMessage
 from queueapp.sql import queue_sql
@@ -156,3 +156,17 @@ def test_a_hot_key_and_many_keys(alias: str, django_assert_max_num_queries: Call
                       using=alias)  # fmt: skip
     assert claim(alias, 200) == [f"k{n} 0" for n in range(200)]
     assert claim(alias, 200) == []
+
+
+@pytest.mark.parametrize("queue", [Ordered, OrderedTransactional])
+def test_fast_handlers_get_larger_batches(no_consumers: None, start_worker: Callable[..., Worker], queue: Any) -> None:
+    """Not a claim for each message, though a claim in order does not say how far a queue is empty."""
+    done: list[int] = []
+    consumer(queue, name="fast")(done.append)
+    queue.send_many(range(300), ordering_key=lambda number: f"key {number % 100}")
+
+    worker = start_worker(queue, concurrency=1)
+
+    eventually(lambda: len(done) == 300)
+    assert max(receiver.size.n for receiver in worker.pump.receivers) > 1
+    assert [number for number in done if number % 100 == 7] == [7, 107, 207]

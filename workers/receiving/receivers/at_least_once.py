@@ -318,7 +318,9 @@ class AtLeastOnceReceiver(Receiver):
                 flush_at = self.flush_at(batch, started)
         handled += len(in_flight)
         if handled:
-            self.size.observe(handled, spent + monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
+            # A claim in order names no rows to the marks.
+            full = self.full if held is not None else len(claim.rows or ()) >= claim.limit
+            self.size.observe(handled, spent + monotonic() - started, full=full)
         self._end(batch, failures, skipped, claim)
         if held is not None:
             held.release(batch)

@@ -387,7 +387,8 @@ class TransactionalReceiver(Receiver):
                 self._leaser.release(batch, keep)
                 flush_at = min(monotonic() + 2 * self.target, batch.expires)
         if handled:
-            self.size.observe(handled, monotonic() - started, full=len(claim.rows or ()) >= claim.limit)
+            full = self.full if held is not None else len(claim.rows or ()) >= claim.limit
+            self.size.observe(handled, monotonic() - started, full=full)
         if held is not None:
             held.release(batch)
         if batch.waiting:
