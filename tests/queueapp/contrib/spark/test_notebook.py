@@ -38,6 +38,8 @@ def test_every_option_and_state_is_on_the_page() -> None:
     text = (DOCS / "spark.md").read_text()
     for option in (*OPTIONS, *STREAM_OPTIONS):
         default = f"{option.default:,} |" if isinstance(option.default, int) else ""
+        if isinstance(option.default, bool):
+            default = f"{str(option.default).lower()} |"
         assert f"| `{option.name}` | {default}" in text, option.name
     for state in State:
         assert f"| `{state.value}` |" in text, state
