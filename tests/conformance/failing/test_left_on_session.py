@@ -69,7 +69,7 @@ def session_of(alias: str) -> tuple[Any, ...]:
             "SELECT current_setting('search_path'), current_user, session_user, current_setting('statement_timeout'), "
             "current_setting('TimeZone'), current_setting('transaction_read_only'), (SELECT count(*) FROM pg_cursors), "
             "(SELECT count(*) FROM pg_listening_channels()), to_regclass('pg_temp.testapp_effect')::text, "
-            "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')"
+            "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())"
         )
         found = cursor.fetchone()
     assert found is not None

@@ -36,7 +36,7 @@ pytestmark = [real_commits]
 
 def get(tree: Tree, path: str, **headers: str) -> tuple[int, str]:
     """(status, body) of a page."""
-    (address,) = eventually(lambda: re.findall(r"probes and metrics: (http://[^)]+)\)", tree.output)[:1], 4 * DEADLINE)
+    (address,) = eventually(lambda: re.findall(r"probes and metrics: (http://\S+:\d+)", tree.output)[:1], 4 * DEADLINE)
     request = urllib.request.Request(address + path, headers={name.title(): value for name, value in headers.items()})
     try:
         with urllib.request.urlopen(request, timeout=DEADLINE) as response:

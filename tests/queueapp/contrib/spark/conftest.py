@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connection
+from pytest_django import DjangoDbBlocker
 
 from project.java import find_java
 
@@ -73,3 +74,12 @@ def publish() -> Callable[..., None]:
 def staging_tables() -> list[str]:
     """The sink's staging tables that exist now."""
     return [name for name in connection.introspection.table_names() if name.startswith("queueapp_stage_")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_staging_table_of_another_module(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """A job that was killed leaves some to the janitor."""
+    yield
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        for name in staging_tables():
+            cursor.execute(f"DROP TABLE {connection.ops.quote_name(name)}")
