@@ -23,9 +23,8 @@ from ..models import Alert, Now, PoisonMessage, UtcField
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .operations import LOGGED_ONE_BY_ONE, Options, ask, log_entry
-from .read_only import ReadOnlyAdmin
+from .read_only import OperatedAdmin
 
-OPERATE = "queueapp.operate_queue"
 KINDS = {POISON: "new poison", DEAD_WORKER: "dead worker", AGE: "oldest message", DEPTH: "queue depth"}
 
 
@@ -46,7 +45,7 @@ class KindFilter(admin.SimpleListFilter):
         return queryset.filter(kind=self.value()) if self.value() else queryset
 
 
-class AlertAdmin(ReadOnlyAdmin, OfDatabases):
+class AlertAdmin(OperatedAdmin, OfDatabases):
     """One row per alert that is open, or whose end was not notified yet."""
 
     actions = ("silence", "end_silence")
@@ -56,9 +55,6 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
     list_display_links = None
     list_filter = (DatabaseFilter, KindFilter)
     ordering = ("-since", "key")
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only what the filters offer."""
@@ -78,10 +74,6 @@ class AlertAdmin(ReadOnlyAdmin, OfDatabases):
         return [path("test/", self.admin_site.admin_view(self.test_view), name=name), *super().get_urls()]
 
     # -- operations -----------------------------------------------------------------------------------------------
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Silencing, and sending a test: ``operate_queue``."""
-        return bool(request.user.has_perm(OPERATE))
 
     def test_view(self, request: HttpRequest) -> HttpResponse:
         """Send a test alert by each channel. POST only."""

@@ -27,9 +27,8 @@ from ..operations import bulk_operations, selections
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .operations import Rate, is_key, log_entry
-from .read_only import ReadOnlyAdmin
+from .read_only import OPERATE, ReadOnlyAdmin
 
-OPERATE = "queueapp.operate_queue"
 State = BulkOperation.State
 TONES: dict[str, display.Tone] = {
     State.RUNNING: "busy", State.PAUSED: "warn", State.STOPPED: "quiet", State.FINISHED: "good",

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..conf import settings
-from ..models import Alert, JournalEntry, SubjectKey, Subscription
+from ..models import Alert, JournalEntry, MessageGroup, SubjectKey, Subscription
 from ..registry import queues
 
 _IN_USE: dict[Any, Callable[[], bool]] = {
     Alert: lambda: bool(settings.ALERTS),
     JournalEntry: lambda: bool(settings.JOURNAL),
+    MessageGroup: lambda: any(queue.delivery.groups for queue in queues),
     SubjectKey: lambda: any(queue.delivery.encrypts for queue in queues),
     Subscription: lambda: any(queue.delivery.recipients for queue in queues),
 }

@@ -17,19 +17,16 @@ from ..sending.groups import counts_of
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .operations import log_entry
+from .read_only import OperatedAdmin
 
-OPERATE = "queueapp.operate_queue"
 #: Failed members that the page of a group lists.
 LISTED = 20
 
 
-class GroupAdmin(OfDatabases):
+class GroupAdmin(OperatedAdmin, OfDatabases):
     """One row per group."""
 
     show_facets = admin.ShowFacets.NEVER
-    change_form_template = "admin/queueapp/read_only.html"
-    change_list_template = "admin/queueapp/list.html"
-    object_history_template = "admin/queueapp/history.html"
     # From the row alone: the members of groups that are not complete are counted on their pages.
     list_display = ("group", "result", "created", "done", "failed")
     list_filter = (DatabaseFilter,)
@@ -42,28 +39,6 @@ class GroupAdmin(OfDatabases):
     readonly_fields = (
         "group", "state", "around", "created", "completed", "waiting", "handled", "not_handled", "failures"
     )  # fmt: skip
-
-    class Media:
-        css = {"all": ["queueapp/admin.css"]}
-
-    # -- permissions ----------------------------------------------------------------------------------------------
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Closing and completing."""
-        return request.user.has_perm(OPERATE)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Its members would end unseen; maintenance deletes what is complete."""
-        return False
 
     # -- pages ----------------------------------------------------------------------------------------------------
 

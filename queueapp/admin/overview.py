@@ -35,10 +35,9 @@ from .operations import Options, ask
 from .overview_rows import HEADINGS, OverviewRow, overview
 from .queue_operations import OPERATIONS, QueueOperation
 from .queue_page import queue_view
-from .read_only import ReadOnlyAdmin
+from .read_only import OPERATE, ReadOnlyAdmin
 from .search_page import search_view
 
-OPERATE = "queueapp.operate_queue"
 #: The header with which the page's script asks for its rows only.
 PART = "X-Queueapp-Part"
 #: Figures older than this are marked: a snapshot is taken at least once a minute.

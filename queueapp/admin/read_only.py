@@ -12,6 +12,9 @@ from .databases import OfDatabases
 from .features import in_use
 from .large_tables.lists import BoundedChangeList, CappedPaginator
 
+#: The permission to operate queues.
+OPERATE = "queueapp.operate_queue"
+
 
 class ReadOnlyAdmin(admin.ModelAdmin):
     """A page whose rows Django's forms neither add, change nor delete."""
@@ -39,6 +42,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Never."""
         return False
+
+
+class OperatedAdmin(ReadOnlyAdmin):
+    """A read-only page whose actions take the permission to operate queues, which lets its holder see it as well."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Who may view it, and who may operate queues."""
+        return self.has_operate_permission(request) or super().has_view_permission(request, obj)
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """``operate_queue``."""
+        return bool(request.user.has_perm(OPERATE))
 
 
 class ResultsAdmin(ReadOnlyAdmin, OfDatabases):

@@ -28,8 +28,8 @@ from ..schedules.timing import OPTIONS, next_times
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .operations import log_entry
+from .read_only import OPERATE
 
-OPERATE = "queueapp.operate_queue"
 #: Columns that a form changes.
 EDITED = (
     "tags", "cron", "every", "at", "timezone", "start", "end", "jitter", "misfire", "misfire_limit", "misfire_grace",

@@ -28,7 +28,7 @@ from ..operations.statistics import breaker_text
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
 from .operations import Options, ask, log_entry
-from .read_only import ReadOnlyAdmin
+from .read_only import OPERATE, ReadOnlyAdmin
 
 
 class AliveFilter(admin.SimpleListFilter):
@@ -48,7 +48,6 @@ class AliveFilter(admin.SimpleListFilter):
 _PROCESS = ("host", "process", "process_start", "supervisor")
 #: How long the page names workers that have died.
 SHOWN_DEATHS = timedelta(days=1)
-OPERATE = "queueapp.operate_queue"
 #: Queues of a process that the list names.
 SHOWN_QUEUES = 5
 

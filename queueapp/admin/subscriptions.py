@@ -28,9 +28,7 @@ from ..operations.subscriptions import ConsumerStats
 from .databases import DatabaseFilter, OfDatabases, StrictChangeList
 from .formatting import display, untrusted
 from .operations import Options, ask, is_gone
-from .read_only import ReadOnlyAdmin
-
-OPERATE = "queueapp.operate_queue"
+from .read_only import OperatedAdmin
 
 
 class MoveTo(Options):
@@ -75,7 +73,7 @@ def _stats(alias: str, labels: set[str]) -> dict[tuple[str, str], ConsumerStats]
     return {(stats.queue, consumer.consumer): consumer for stats in found for consumer in stats.consumers}
 
 
-class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
+class SubscriptionAdmin(OperatedAdmin, OfDatabases):
     """One row per consumer and message type. ``remove`` deletes it: Django's delete page would not say what waits."""
 
     show_facets = admin.ShowFacets.NEVER
@@ -86,13 +84,6 @@ class SubscriptionAdmin(ReadOnlyAdmin, OfDatabases):
     actions = ("purge_copies", "move_copies", "remove")
 
     # -- permissions ----------------------------------------------------------------------------------------------
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Purging and moving messages."""
-        return request.user.has_perm(OPERATE)
 
     def has_remove_permission(self, request: HttpRequest) -> bool:
         """Removing a subscription: Django's delete permission."""

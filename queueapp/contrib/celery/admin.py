@@ -27,7 +27,7 @@ from ...admin.formatting import display, untrusted
 from ...admin.large_tables.lists import BoundedFilter, ByteLength
 from ...admin.message_pages import may_view
 from ...admin.operations import ask, is_gone, log_entry
-from ...admin.read_only import ReadOnlyAdmin, ResultsAdmin
+from ...admin.read_only import OperatedAdmin, ResultsAdmin
 from ...errors import UndecodableMessage
 from ...messages import TYPE, decode_headers
 from ...models import Now, UtcField
@@ -36,7 +36,7 @@ from ...sql import nonblocking
 from . import topology as declared
 from .models import MAX_ID_LENGTH, BrokerQueue, CeleryResult, DeclaredQueue, PendingMove
 
-OPERATE, DELETE = "queueapp.operate_queue", "queueapp_celery.delete_declaredqueue"
+DELETE = "queueapp_celery.delete_declaredqueue"
 LABEL = BrokerQueue._meta.label
 #: Maximum number of messages counted per queue, of bindings listed, and of queues named on the confirmation page.
 COUNT_LIMIT, MAX_BINDINGS, MAX_NAMES = 1000, 100, 10
@@ -76,7 +76,7 @@ def consumed_queues(alias: str) -> set[str] | None:
 
 
 @admin.register(DeclaredQueue)
-class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
+class DeclaredQueueAdmin(OperatedAdmin, OfDatabases):
     """One row per queue. The action ``delete_queues`` deletes one with its messages, which Django's delete page would
     leave behind."""
 
@@ -102,13 +102,6 @@ class DeclaredQueueAdmin(ReadOnlyAdmin, OfDatabases):
     fields = readonly_fields
 
     # -- permissions -----------------------------------------------------------------------------------------------
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
-
-    def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Permission to purge, as for any queue."""
-        return request.user.has_perm(OPERATE)
 
     def has_delete_queue_permission(self, request: HttpRequest) -> bool:
         """Permission to delete a queue: Django's delete permission."""

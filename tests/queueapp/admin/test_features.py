@@ -10,14 +10,13 @@ from django.test import Client
 
 from queueapp.admin import features
 from queueapp.models import JournalEntry
-from tests.testapp.models import Addressed, Leased, SecretTransactional, Transactional
+from tests.testapp.models import Addressed, Grouped, Leased, SecretTransactional, Transactional
 
 from .conftest import url
 
 OF_EVERY_PROJECT = {
     "bulkoperation",
     "delayedmessage",
-    "messagegroup",
     "poisonmessage",
     "queuecontrol",
     "schedule",
@@ -43,6 +42,7 @@ def test_a_project_with_two_plain_queues_sees_only_what_every_project_has(
     ("queues", "options", "page"),
     [
         ([Leased, Addressed], {}, "subscription"),
+        ([Leased, Grouped], {}, "messagegroup"),
         ([Leased, SecretTransactional], {}, "subjectkey"),
         ([Leased], {"JOURNAL": {"orders": None}}, "journalentry"),
         ([Leased], {"ALERTS": {"poison": True}}, "alert"),
