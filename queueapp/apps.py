@@ -26,7 +26,7 @@ class QueueappConfig(AppConfig):
             from .admin import register
 
             register()
-        # What a queue gives up may be published: topics are a floor above poison.
+        # What a queue gives up may be published: topics are a layer above failures.
         from .consuming import context
         from .failures import expire_actions
         from .notifier import after_migrate
@@ -38,20 +38,22 @@ class QueueappConfig(AppConfig):
         from . import encryption
         from .alerts import store as alerts
         from .conf import settings
-        from .flow import group_members
+        from .flow import ack_effects, group_members, ledger, rate_limit, results  # noqa: F401  two register themselves
         from .messages import body_filters
         from .receiving import inbox
         from .services import maintenance_hooks
 
         maintenance_hooks.append(inbox.run_maintenance)
         maintenance_hooks.append(group_members.run_maintenance)
+        maintenance_hooks.append(results.run_maintenance)
+        maintenance_hooks.append(rate_limit.run_maintenance)
         maintenance_hooks.append(alerts.close_without_settings)
         encryption.register()
         body_filters.largest = lambda: settings.MAX_DECOMPRESSED
 
-        from .telemetry import following
+        from . import telemetry
 
-        following.follow()
+        telemetry.follow()
 
         from .operations import migrating
 

@@ -20,11 +20,11 @@ from django.db.models import QuerySet
 from .models import NaiveUtcField
 from .models.delivery import OnConflict, Semantics
 from .models.queue import QueueModel
-from .receiving import ack_by_id, ack_by_seq
+from .receiving import acks
 from .receiving.receive import AsyncReceive, Receive
 from .schedules.declarations import ScheduleOptions
 from .schedules.declarations import schedule as declare_schedule
-from .sending import bulk, from_query, groups, send
+from .sending import bulk, send, workflows
 from .sending.dedupe import Key
 from .sending.validation import BulkOptions, CarriedOptions, SelectOptions, SendOptions
 
@@ -67,6 +67,8 @@ class Queue(QueueModel):
         dedupe_key: Key = None,
         on_conflict: OnConflict | str | None = None,
         ordering_key: str | None = None,
+        then: workflows.Prepared | workflows.Chain | None = None,
+        keep_result: timedelta | None = None,
         **carried: Unpack[CarriedOptions],
     ) -> uuid.UUID:
         """Send one message in the caller's transaction; returns its id. See ``sending.send.send`` for every argument.
@@ -92,6 +94,8 @@ class Queue(QueueModel):
             dedupe_key=dedupe_key,
             on_conflict=on_conflict,
             ordering_key=ordering_key,
+            then=then,
+            keep_result=keep_result,
             **carried,
         )
 
@@ -128,24 +132,24 @@ class Queue(QueueModel):
 
         >>> Orders.send_from(Basket.objects.filter(paid=True).values("number", "item"), of=OrderPlaced)
         """
-        return from_query.send_from(cls, rows, params, **options)
+        return bulk.send_from(cls, rows, params, **options)
 
     @classmethod
     async def asend_from(
         cls, rows: QuerySet[Any, Any] | str, params: Sequence[Any] | None = None, **options: Unpack[SelectOptions]
     ) -> int:
         """``send_from`` for async code; the same transaction rules as Django's async ORM."""
-        return await from_query.asend_from(cls, rows, params, **options)
+        return await bulk.asend_from(cls, rows, params, **options)
 
     @classmethod
-    def prepare(cls, body: Any, **options: Any) -> groups.Prepared:
-        """A message that is checked and encoded now and sent later: the completion message of a ``Group``. ``headers``,
-        ``priority``, ``recipient``, ``correlation_id``, ``reply_to`` and ``using`` are those of ``send``.
+    def prepare(cls, body: Any, **options: Any) -> workflows.Prepared:
+        """A message that is checked and encoded now and sent later: the completion message of a ``Group``, or what
+        follows another message. ``headers``, ``priority``, ``recipient``, ``correlation_id``, ``reply_to``, ``using``,
+        ``then`` and ``keep_result`` are those of ``send``.
 
-        >>> with Group(on_complete=Reports.prepare({"month": 11})) as group:
-        ...     group.send(Orders, {"order": 7})
+        >>> Orders.send({"order": 7}, then=Invoices.prepare({"order": 7}))
         """
-        return groups.prepare(cls, body, **options)
+        return workflows.prepare(cls, body, **options)
 
     @classmethod
     def schedule(cls, body: Any, *, name: str, **options: Unpack[ScheduleOptions]) -> None:
@@ -195,8 +199,8 @@ class Queue(QueueModel):
         >>> Orders.ack([7, 8, 9], client=worker)
         """
         if ids is not None:
-            return ack_by_id.ack(cls, ids, bookmarks, where, client=client, using=using)
-        return ack_by_seq.ack(cls, bookmarks, where=where, client=client, using=using)
+            return acks.ack_ids(cls, ids, bookmarks, where, client=client, using=using)
+        return acks.ack(cls, bookmarks, where=where, client=client, using=using)
 
     @classmethod
     def cancel(
@@ -210,7 +214,7 @@ class Queue(QueueModel):
         """Return leased messages to their position in the queue, or after a ``delay``; returns how many leases were
         ended. It counts in ``cancels``; messages that reach a limit of the queue expire instead. Messages that are not
         leased are skipped."""
-        return ack_by_seq.cancel(cls, bookmarks, delay=delay, client=client, using=using)
+        return acks.cancel(cls, bookmarks, delay=delay, client=client, using=using)
 
     @classmethod
     def expire(
@@ -225,8 +229,8 @@ class Queue(QueueModel):
         """Expire messages now (``Delivery.on_expired``); returns how many were expired. ``ids``: as for ``ack``; a
         message that is sent later does not enter the queue."""
         if ids is not None:
-            return ack_by_id.expire(cls, ids, bookmarks, reason, client=client, using=using)
-        return ack_by_seq.expire(cls, bookmarks, reason=reason, client=client, using=using)
+            return acks.expire_ids(cls, ids, bookmarks, reason, client=client, using=using)
+        return acks.expire(cls, bookmarks, reason=reason, client=client, using=using)
 
     @classmethod
     def extend(
@@ -239,7 +243,7 @@ class Queue(QueueModel):
     ) -> int:
         """Extend the leases of messages to ``period`` from now; returns how many are leased. A lease without an end
         keeps none."""
-        return ack_by_seq.extend(cls, bookmarks, period, client=client, using=using)
+        return acks.extend(cls, bookmarks, period, client=client, using=using)
 
     @classmethod
     async def aack(cls, bookmarks: int | Iterable[int] = (), **options: Any) -> int:

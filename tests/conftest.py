@@ -21,7 +21,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models import Subscription
 from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from queueapp.testing import reset_caches
-from tests.databases import url_of_database
+from tests.databases import skip_cases_on_sqlserver, url_of_database
 from tests.in_process_worker import Worker, starting_workers
 from tests.truncate import (
     flush_children_first,
@@ -62,6 +62,7 @@ _LONGEST = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where processes share the files, the longest are first: the last ones of all processes are then over at about the
     same time. (Of themselves those without a database would come last, and these among them.)"""
+    skip_cases_on_sqlserver(items)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
@@ -105,6 +106,18 @@ def no_overrides() -> None:
     reset_caches()
     for order in _orders:
         _begin(order)
+
+
+def _consumers() -> list[tuple[str, str]]:
+    return sorted((queue._meta.label, row.name) for queue in registered.queues() for row in registered.of(queue))
+
+
+@pytest.fixture(autouse=True)
+def consumers_as_found(no_overrides: None) -> Iterator[None]:
+    """A consumer that a test registers and leaves behind handles the messages of the tests after it."""
+    before = _consumers()
+    yield
+    assert _consumers() == before, "a test leaves consumers behind: it lacks the fixture no_consumers"
 
 
 @pytest.fixture

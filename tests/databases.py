@@ -7,7 +7,7 @@ not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -30,9 +30,16 @@ DATABASES = {
 
 #: For a test whose statements are PostgreSQL's own; where the engine is meant, ``statements_of`` and
 #: ``tests.kill_session`` serve both.
-only_on_postgresql = pytest.mark.skipif(
-    not _DEFAULT_IS_POSTGRESQL, reason="its statements are PostgreSQL's: DATABASE_URL names a SQL Server"
-)
+_OF_POSTGRESQL = "its statements are PostgreSQL's: DATABASE_URL names a SQL Server"
+only_on_postgresql = pytest.mark.skipif(not _DEFAULT_IS_POSTGRESQL, reason=_OF_POSTGRESQL)
+
+
+def skip_cases_on_sqlserver(items: Iterable[pytest.Item]) -> None:
+    """Skip the SQL Server's case of each test that is ``only_on_postgresql`` and runs once per database."""
+    for item in items:
+        of_databases = "sqlserver" in getattr(getattr(item, "callspec", None), "params", {}).values()
+        if of_databases and any(mark.kwargs.get("reason") == _OF_POSTGRESQL for mark in item.iter_markers("skipif")):
+            item.add_marker(pytest.mark.skip("its statements are PostgreSQL's"))
 
 
 def skip_unless_prepared(connection: Any) -> None:

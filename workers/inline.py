@@ -33,10 +33,9 @@ from queueapp.failures import limits
 from queueapp.inline import Outcome, Rehearsed
 from queueapp.messages import readable_headers
 from queueapp.messages.ids import as_uuid
-from queueapp.models import Now, Semantics, Subscriber
+from queueapp.models import KeyTokenBucket, Now, Semantics, Subscriber
 from queueapp.receiving import barriers
-from queueapp.receiving.low_water_marks import LowWaterMarks
-from queueapp.receiving.priority64_marks import Priority64Marks
+from queueapp.receiving.low_water_marks import LowWaterMarks, Priority64Marks
 from queueapp.sql import SessionState, backend_of, queue_sql
 from queueapp.sql.claims import BODY, HEADERS, ID, SEQ, Claimed
 from queueapp.topics.evaluate_pending import evaluate_pending_messages
@@ -69,6 +68,9 @@ def handle_next(queue: Any, alias: str) -> list[Outcome]:
     overrides.refresh(alias)
     if queue_sql(queue, connections[alias]).table.has_unevaluated:
         evaluate_pending_messages(queue, alias)
+    if queue.delivery.rate_per_key is not None:
+        # As ``rate``, which only a pump and ``receive()`` know.
+        KeyTokenBucket.objects.using(alias).filter(queue=queue._meta.label).delete()
     state = _queue_state(queue, alias, handlers)
     strategy: Any = receiver_class_for(queue.delivery, handlers)
     task: Any = _inline(strategy)(state, None)
@@ -324,6 +326,7 @@ def rehearse(queue: Any, alias: str, columns: Mapping[str, Any]) -> Rehearsed:
 
 @lru_cache(maxsize=16)
 def _inline(strategy: Any) -> Any:
+    """The receiver of a semantics that handles one message here, without a worker."""
     return type(f"Inline{strategy.__name__}", (_Inline, strategy), {})
 
 

@@ -58,7 +58,7 @@ class Cluster:
         if self.home.server_log.exists() and self.home.server_log.stat().st_size > _LOG_LIMIT_BYTES:
             self.home.server_log.replace(self.home.server_log.with_suffix(".log.1"))
         command = [str(self.binaries / "postgres"), "-D", str(self.home.data), "-k", str(sockets)]
-        expendable = {"fsync": "off", "max_prepared_transactions": "4"} if self._is_expendable else {}
+        expendable = {"fsync": "off", "max_prepared_transactions": "16"} if self._is_expendable else {}
         for name, value in (SETTINGS | expendable).items():
             command += ["-c", f"{name}={value}"]
         with self.home.server_log.open("ab") as log:

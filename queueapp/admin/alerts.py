@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from ..alerts import channels, store
-from ..alerts.conditions import AGE, DEAD_WORKER, DEPTH, POISON
+from ..alerts.conditions import AGE, CANARY, DEAD_WORKER, DEPTH, POISON
 from ..conf import settings
 from ..models import Alert, Now, PoisonMessage, UtcField
 from .databases import DatabaseFilter, OfDatabases
@@ -25,7 +25,13 @@ from .formatting import display, untrusted
 from .operations import LOGGED_ONE_BY_ONE, Options, ask, log_entry
 from .read_only import OperatedAdmin
 
-KINDS = {POISON: "new poison", DEAD_WORKER: "dead worker", AGE: "oldest message", DEPTH: "queue depth"}
+KINDS = {
+    POISON: "new poison",
+    CANARY: "canary stopped",
+    DEAD_WORKER: "dead worker",
+    AGE: "oldest message",
+    DEPTH: "queue depth",
+}
 
 
 class Silence(Options):
@@ -175,7 +181,7 @@ class AlertAdmin(OperatedAdmin, OfDatabases):
     @admin.display(description="subject", ordering="name")
     def subject(self, row: Alert) -> SafeString | str:
         """The poison group, the process, or the queue that the alert is about."""
-        if row.kind == POISON:
+        if row.kind in (POISON, CANARY):
             page: Any = self.admin_site._registry.get(PoisonMessage)
             short = untrusted.inline(row.name, 12)
             if page is None:
@@ -189,7 +195,7 @@ def rules() -> list[tuple[str, str]]:
     given = settings.ALERTS
     if not given:
         return []
-    found = [(KINDS[kind], "on" if given.get(kind, True) else "off") for kind in (POISON, DEAD_WORKER)]
+    found = [(KINDS[kind], "on" if given.get(kind, True) else "off") for kind in (POISON, CANARY, DEAD_WORKER)]
     for kind, name in ((AGE, "max_age"), (DEPTH, "max_waiting")):
         bound = given.get(name)
         bounds = bound.items() if isinstance(bound, dict) else [("*", bound)] if bound is not None else []

@@ -23,10 +23,10 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from ..models import MAINTENANCE, BulkOperation, Now, Subscriber, UtcField
-from ..operations import bulk_operations, selections
+from ..operations import bulk_operations, requeue_after_deploy, selections
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
-from .operations import Rate, is_key, log_entry
+from .operations import Rate, breadcrumbs, is_key, log_entry
 from .read_only import OPERATE, ReadOnlyAdmin
 
 State = BulkOperation.State
@@ -126,6 +126,7 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
         context = {
             **self.admin_site.each_context(request),
             "title": f"{str(operation).capitalize()}: {label_of(operation)}",
+            **breadcrumbs(self, ("", f"{str(operation).capitalize()}: {label_of(operation)}")),
             "opts": self.opts,
             "media": self.media,
             "original": self.named_row(operation),
@@ -135,7 +136,7 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
             "facts": self._facts(request, operation),
             "errors": [(key, untrusted.inline(text, 300)) for key, text in json.loads(operation.errors)],
             "buttons": [(verb.capitalize(), self.url_of(operation, verb), verb == "stop") for verb in verbs],
-            "rate_form": Rate(initial={"rate": operation.rate}) if may_control else None,
+            "rate_form": Rate(initial={"rate": operation.rate}) if may_control and not _is_canary(operation) else None,
             "rate_url": self.url_of(operation, "rate"),
             "is_live": operation.state in VERBS,
             "waits": operation.state == State.RUNNING and not _has_maintenance(operation._state.db),
@@ -149,18 +150,23 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
         options = ", ".join(f"{name}: {value}" for name, value in json.loads(operation.options).items() if value)
         is_replay = operation.action == bulk_operations.REPLAY
         took = operation.changed_at - operation.started_at
-        per_second = operation.changed / took.total_seconds() if took.total_seconds() > 0 else 0
+        is_canary = _is_canary(operation)
+        per_second = operation.changed / took.total_seconds() if took.total_seconds() > 0 and not is_canary else 0
+        changed = f"{operation.changed:,}" + (f" ({per_second:,.0f} a second)" if per_second else "")
         facts = [
             ("On", self._source_link(request, operation)),
             ("Options", untrusted.inline(options, 300) if options else ""),
             ("Started", format_html("{} by {}", display.moment(operation.started_at), self.user(operation))),
             ("Last batch", display.ago(operation.changed_at, operation.db_now)),
             ("Rate", f"at most {operation.rate:,g} a second" if operation.rate else "as fast as it can"),
-            ("Changed", f"{operation.changed:,}" + (f" ({per_second:,.0f} a second)" if per_second else "")),
+            ("In the queue", f"{requeue_after_deploy.waiting_in(operation):,} of the last batch"),
+            ("Handled" if is_canary else "Changed", changed),
             ("Skipped", f"{operation.skipped:,} ({_SKIPPED[is_replay]})" if operation.skipped else "0"),
-            ("Failed", f"{operation.failed:,}"),
+            ("Failed again" if is_canary else "Failed", f"{operation.failed:,}"),
         ]
-        return [(name, value) for name, value in facts if value != ""]
+        # A canary takes its next batch when the last one has ended.
+        left_out = "Rate" if is_canary else "In the queue"
+        return [(name, value) for name, value in facts if value != "" and name != left_out]
 
     def _source_link(self, request: HttpRequest, operation: Any) -> Any:
         """The list that it was started from, with its filters."""
@@ -218,11 +224,15 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
 
     @admin.display(description="by")
     def user(self, row: BulkOperation) -> SafeString:
-        return untrusted.inline(row.username or "a script", 60)
+        return untrusted.inline(row.username or ("maintenance or a command" if _is_canary(row) else "a script"), 60)
 
     @admin.display(description="started")
     def started(self, row: Any) -> Any:
         return display.ago(row.started_at, row.db_now)
+
+
+def _is_canary(operation: BulkOperation) -> bool:
+    return operation.action == requeue_after_deploy.ACTION
 
 
 def percent(operation: BulkOperation) -> int:

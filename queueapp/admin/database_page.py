@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -19,6 +20,7 @@ from ..operations.safe_reads import Reader
 from ..sql import backend_of
 from ..sql.database_health import SnapshotHolder, TableHealth
 from .formatting import display, untrusted
+from .operations import breadcrumbs
 
 #: Holders and tables that are shown.
 HOLDERS, TABLES = 10, 50
@@ -38,6 +40,7 @@ def health_view(page: Any, request: HttpRequest) -> HttpResponse:
     context = {
         **page.admin_site.each_context(request),
         "title": "Databases",
+        **breadcrumbs(page, ("", "Databases")),
         "opts": page.opts,
         "media": page.media,
         "databases": [_health_of(alias, names) for alias, names in sorted(tables.items())],
@@ -84,7 +87,12 @@ def _health_of(alias: str, tables: list[str]) -> dict[str, Any]:
         "holders": [_holder(holder) for holder in holders],
         "tables": [_table(table) for table in found[:TABLES]],
         "errors": errors,
-        "advice": [*filter(None, map(_advice_on_holder, holders)), *filter(None, map(advice_on_table, found))],
+        "quiet": f"Nothing to do: no transaction has been open for {display.duration(LONG)}, and no table has more "
+        f"than {DEAD_ROWS:,} dead rows and twice as many as live ones.",
+        "advice": [
+            *filter(None, map(partial(_advice_on_holder, connection.vendor), holders)),
+            *filter(None, map(advice_on_table, found)),
+        ],
     }
 
 
@@ -119,18 +127,19 @@ def _is_bloated(table: TableHealth) -> bool:
     return dead > DEAD_ROWS and dead > DEAD_SHARE * (table.rows or 0)
 
 
-def _advice_on_holder(holder: SnapshotHolder) -> str:
+def _advice_on_holder(vendor: str, holder: SnapshotHolder) -> str:
     if not _is_long(holder):
         return ""
     name, age = untrusted.visible(holder.name)[:60], display.of_seconds(holder.seconds)
     ends = {
-        "session": f"end it: SELECT pg_terminate_backend({name}) on PostgreSQL, KILL {name} on SQL Server",
+        "session": f"end it: {'KILL ' + name if vendor == 'microsoft' else f'SELECT pg_terminate_backend({name})'}",
         "prepared transaction": "COMMIT PREPARED or ROLLBACK PREPARED it",
     }
     end = ends.get(holder.kind, "advance or drop it")
     return (
-        f"The {holder.kind} {name} has been open for {age}. Row versions that are newer stay, and each claim reads "
-        f"past them. Find out what it does, then {end}."
+        f"The {holder.kind} {name} has been open for {age}. Until it ends, the database removes no row that was "
+        f"deleted after its begin, and each claim has to read past them: all queues become slower. Find out what it "
+        f"does, then {end}."
     )
 
 

@@ -104,7 +104,10 @@ class OfDatabases(admin.ModelAdmin):
 
     def key_of(self, row: Any) -> str:
         """The key of a row in the URL of its page."""
-        return str(row.pk) if row._state.db == self.databases()[0] else f"{row._state.db}:{row.pk}"
+        return self._key_in(row._state.db, row.pk)
+
+    def _key_in(self, alias: str, primary: Any) -> str:
+        return str(primary) if alias == self.databases()[0] else f"{alias}:{primary}"
 
     def place_of(self, key: str) -> tuple[str, str]:
         """The inverse of ``key_of``: (database, primary key). For an unknown database, a key that no row has."""
@@ -116,8 +119,12 @@ class OfDatabases(admin.ModelAdmin):
 
     def url_of(self, row: Any, page: str = "change") -> str:
         """The address of a row's page."""
+        return self.url_in(row._state.db, row.pk, page)
+
+    def url_in(self, alias: str, primary: Any, page: str = "change") -> str:
+        """The address of the page of a row in this database."""
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=(quote(self.key_of(row)),))
+        return reverse(name, args=(quote(self._key_in(alias, primary)),))
 
     def list_url(self, database: str | None = None, **filters: str) -> str:
         """The URL of the list for one database, with these filters."""

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 
 from ..flow import group_members
 from ..models import GroupMember, MessageGroup, Now, UtcField
-from ..sending.groups import counts_of
+from ..sending.workflows import counts_of
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
 from .operations import log_entry
@@ -89,7 +89,7 @@ class GroupAdmin(OperatedAdmin, OfDatabases):
     def completed(self, row: Any) -> Any:
         return display.ago(row.completed_at, row.db_now)
 
-    @admin.display(description="inside of the group")
+    @admin.display(description="parent group")
     def around(self, row: MessageGroup) -> Any:
         return str(row.parent) if row.parent is not None else display.NOTHING
 
@@ -97,7 +97,7 @@ class GroupAdmin(OperatedAdmin, OfDatabases):
     def waiting(self, row: MessageGroup) -> str:
         return f"{counts_of(str(row._state.db), row.id).waiting:,}"
 
-    @admin.display(description="handled")
+    @admin.display(description="done")
     def handled(self, row: MessageGroup) -> str:
         return f"{counts_of(str(row._state.db), row.id).done:,}"
 

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from .. import registry
 from ..errors import QueueError
 from ..models import JournalEntry, Now
-from ..operations import bulk_operations, journal_replay
+from ..operations import bulk_operations, journal
 from ..sql import nonblocking
 from .databases import DatabaseFilter
 from .features import in_use
@@ -80,7 +80,7 @@ class ReplayOptions(Options, Rate):
         max_length=64, initial="epoch",
         help_text="epoch, a bookmark (it begins after that), or a time such as 2026-11-22T10:00 (UTC).",
     )  # fmt: skip
-    filter = forms.CharField(max_length=2000, required=False, help_text="An expression, such as /total &gt; 100.")
+    filter = forms.CharField(max_length=2000, required=False, help_text="An expression, such as /total > 100.")
     to = forms.ChoiceField(choices=_queues, label="Into the queue")
 
     def clean(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class ReplayOptions(Options, Rate):
         given: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
-                self.preview = journal_replay.preview(given)
+                self.preview = journal.preview(given)
             except QueueError as error:
                 self.add_error(None, str(error))
         return given

@@ -11,7 +11,9 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
 
+from ..errors import UndecodableMessage
 from ..failures.history import read_failures
+from ..flow import workflow
 from ..messages import CONVERSATION_ID, CORRELATION_ID, RELATED_TO, readable_headers, well_known
 from ..messages.ids import time_of
 from ..models import QueueControl
@@ -76,8 +78,18 @@ def related(page: Any, request: HttpRequest, message: Any, identity: Any) -> lis
         facts.append(("Same conversation", _search(page, f"correlation:{_quoted(conversation)}", conversation)))
     if cause := well_known(headers, RELATED_TO):
         facts.append(("Caused by", _search(page, f"id:{_quoted(cause)}", cause)))
+    if following := _following(message.start_of_headers):
+        facts.append(("Followed by", untrusted.inline(following, 500)))
     facts.append(("Caused", _search(page, f"header:{RELATED_TO}={identity}", "what its handler sent")))
     return facts
+
+
+def _following(headers: str) -> str:
+    """The queues of the messages that follow this one; '' where none does, or the header cannot be read."""
+    try:
+        return ", ".join(message.queue for message in workflow.read(headers).then)
+    except UndecodableMessage:
+        return ""
 
 
 def _quoted(text: Any) -> str:

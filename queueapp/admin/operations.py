@@ -279,11 +279,14 @@ def breadcrumbs(page: Any, *last: tuple[Any, Any]) -> dict[str, Any]:
     """The context of the breadcrumbs: from the index to the list of the page, then ``last`` as (URL, text). The present
     page has no URL."""
     site, meta = page.admin_site.name, page.opts
+    section, pages = meta.app_config.verbose_name, capfirst(meta.verbose_name_plural)
     first = [
         (reverse(f"{site}:index"), gettext("Home")),
-        (reverse(f"{site}:app_list", args=(meta.app_label,)), meta.app_config.verbose_name),
-        (reverse(f"{site}:{meta.app_label}_{meta.model_name}_changelist"), capfirst(meta.verbose_name_plural)),
+        (reverse(f"{site}:app_list", args=(meta.app_label,)), section),
+        (reverse(f"{site}:{meta.app_label}_{meta.model_name}_changelist"), pages),
     ]
+    if section == pages:  # the overview
+        del first[1]
     return {"breadcrumbs": [*first, *last], "breadcrumb_list": django.VERSION >= (6, 1)}
 
 

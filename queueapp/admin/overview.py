@@ -6,6 +6,7 @@ history. Every button is a POST with a CSRF token and needs ``queueapp.operate_q
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import DatabaseError, InterfaceError, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -24,7 +25,7 @@ from django.utils.safestring import SafeString
 
 from .. import overrides, registry
 from ..errors import QueueNotFound
-from ..models import DelayedMessage, PoisonMessage, QueueControl, Subscriber
+from ..models import BulkOperation, DelayedMessage, PoisonMessage, QueueControl, Schedule, Subscriber
 from ..operations import snapshots
 from ..operations.statistics import breaker_text
 from ..sending.validation import alias_of
@@ -32,6 +33,7 @@ from .database_page import health_view, long_transactions
 from .databases import PARAMETER, Named, note_of
 from .formatting import charts, display, untrusted
 from .operations import Options, ask
+from .overview_findings import Finding, findings
 from .overview_rows import HEADINGS, OverviewRow, overview
 from .queue_operations import OPERATIONS, QueueOperation
 from .queue_page import queue_view
@@ -76,7 +78,10 @@ class OverviewAdmin(ReadOnlyAdmin):
         if request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         found = overview()
-        lines = [self._line(request, row) for row in found.rows]
+        # Headers are for users who may see the messages.
+        readable = frozenset(row.label for row in found.rows if self._messages_of(request, row) is not None)
+        further = findings(found.rows, bool(self._list_of(request, PoisonMessage, DEFAULT_DB_ALIAS)), readable)
+        lines = [self._line(request, row, further.get(row.label, ())) for row in found.rows]
         part = PART in request.headers
         context = {
             **({} if part else self.admin_site.each_context(request)),
@@ -88,6 +93,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             "warnings": long_transactions(sorted({row.alias for row in found.rows if row.stats.waiting is not None})),
             "search_url": self._url("search"),
             "databases_url": self._url("databases"),
+            "links": self._links(request),
             "title": "Queues",
             "opts": self.opts,
             "media": self.media,
@@ -99,6 +105,16 @@ class OverviewAdmin(ReadOnlyAdmin):
         request.current_app = self.admin_site.name  # type: ignore[attr-defined]
         template = "admin/queueapp/overview_rows.html" if part else "admin/queueapp/overview.html"
         return TemplateResponse(request, template, context, headers={"Vary": PART})
+
+    def _links(self, request: HttpRequest) -> list[tuple[str, str]]:
+        """(address, text) of the pages that go with this one."""
+        links = [(self._url("databases"), "Databases")]
+        for model, text in ((Schedule, "Schedules"), (BulkOperation, "Operations")):
+            page = self.admin_site.get_model_admin(model) if self.admin_site.is_registered(model) else None
+            if page is not None and page.has_view_permission(request):
+                name = f"{page.opts.app_label}_{page.opts.model_name}_changelist"
+                links.append((reverse(f"{self.admin_site.name}:{name}"), text))
+        return links
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """Django's log links here; the overview is the page of every queue."""
@@ -155,8 +171,10 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _line(self, request: HttpRequest, row: OverviewRow) -> dict[str, Any]:
+    def _line(self, request: HttpRequest, row: OverviewRow, found: Iterable[Finding] = ()) -> dict[str, Any]:
         label = row.label
+        urls = {"poison": self._list_of(request, PoisonMessage, row.alias, queue=label),
+                "charts": "" if row.queue is None else self._url("charts", label)}  # fmt: skip
         return {
             "row": row,
             "link": display.queue_link(label, row.queue, self.admin_site, request),
@@ -164,9 +182,13 @@ class OverviewAdmin(ReadOnlyAdmin):
             "set": self._set(row),
             "spark": self._spark(row),
             "oldest": display.duration(row.oldest) if row.oldest is not None else "",
-            "notes": [untrusted.inline(text, 300) for text in self._notes(row)],
+            "notes": [
+                *self._longest(request, row),
+                *(untrusted.inline(text, 300) for text in self._notes(row)),
+                *(display.with_link(finding.text, urls[finding.page], finding.link) for finding in found),
+            ],
             "delayed_url": self._list_of(request, DelayedMessage, row.alias, destination=label),
-            "poison_url": self._list_of(request, PoisonMessage, row.alias, queue=label),
+            "poison_url": urls["poison"],
             "workers_url": self._list_of(request, Subscriber, row.alias, queue=label),
             **({} if row.queue is None else self.of_known_queue(row)),
         }
@@ -188,6 +210,21 @@ class OverviewAdmin(ReadOnlyAdmin):
             "operations": [(OPERATIONS[verb], self._url(verb, row.label)) for verb in verbs],
         }
 
+    def _messages_of(self, request: HttpRequest, row: OverviewRow) -> Any:
+        """The page of a queue's messages; None, if the user may not see it."""
+        page = None if row.queue is None else self.admin_site._registry.get(row.queue)
+        return page if page is not None and page.has_view_permission(request) else None
+
+    def _longest(self, request: HttpRequest, row: OverviewRow) -> list[Any]:
+        stats, page = row.stats, self._messages_of(request, row)
+        if not stats.longest_handler:
+            return []
+        text = f"{stats.longest_handler} has run for {display.of_seconds(stats.longest_handler_seconds)}"
+        shown = untrusted.inline(text, 300)
+        if page is None or stats.longest_handler_seq is None:
+            return [shown]
+        return [display.with_link(shown, page.url_in(row.alias, stats.longest_handler_seq), "Message")]
+
     @staticmethod
     def _notes(row: OverviewRow) -> list[str]:
         stats = row.stats
@@ -195,9 +232,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             f"{finding}; the oldest is {display.of_seconds(finding.oldest_seconds)} old" for finding in stats.unroutable
         ]
         consumers = map(str, stats.consumers_without_worker)
-        handler = f"{stats.longest_handler} has run for {display.of_seconds(stats.longest_handler_seconds)}"
-        longest = handler if stats.longest_handler else ""
-        texts = (stats.error, stats.note, longest, *map(breaker_text, stats.breakers), *unroutable, *consumers)
+        texts = (stats.error, stats.note, *map(breaker_text, stats.breakers), *unroutable, *consumers)
         return [text for text in texts if text]
 
     @staticmethod

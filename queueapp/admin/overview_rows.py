@@ -6,20 +6,21 @@ unknown value is a dash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.db import router
 
 from .. import overrides, registry
 from ..alerts.conditions import bound_of
 from ..models import NO_QUEUES, QueueControl
 from ..operations import snapshots, statistics
 from ..operations.safe_reads import Reader
-from ..operations.statistics import UNKNOWN, QueueStats
+from ..operations.statistics import UNKNOWN, Database, QueueStats
 from .formatting import display
 
 #: The columns, in the order of the cells in ``queueapp/overview_cells.html``.
@@ -27,6 +28,8 @@ HEADINGS = ("Queue", "State", "Ready", "In flight", "Oldest", "Delayed", "Poison
             "Handling", "Workers", "Last hour")  # fmt: skip
 #: The age of the oldest message above which a queue is late, where ``ALERTS`` sets no bound.
 LATE = timedelta(minutes=5)
+#: The share of failed attempts in the last minute from which on a queue is failing.
+FAILING = 0.2
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,8 @@ class OverviewRow:
             return "bad", "open breakers"
         if not stats.workers:
             return "bad" if self.lacks_worker else "quiet", "no worker"
+        if self.failed_share is not None and self.failed_share >= FAILING:
+            return "bad", "failing"
         if self.is_late:
             return "warn", "late"
         if stats.longest_handler:
@@ -171,6 +176,10 @@ class OverviewRow:
         return max(0, (self.stats.poison or 0) - before[0]) if before else 0
 
     @property
+    def new_poison_text(self) -> str:
+        return _count(self.new_poison)
+
+    @property
     def rates(self) -> str:
         """Messages a second in and out, in the last minute of the history."""
         if not self.history:
@@ -181,10 +190,13 @@ class OverviewRow:
     @property
     def failures(self) -> str:
         """The share of attempts that failed in the last minute of the history."""
-        if not self.history:
-            return ""
-        failed, handled = self.history[-1].failed_rate, self.history[-1].handled_rate
-        return f"{100 * failed / (failed + handled):.0f} %" if failed else "0 %" if handled else ""
+        return "" if self.failed_share is None else f"{100 * self.failed_share:.0f} %"
+
+    @property
+    def failed_share(self) -> float | None:
+        """``failures`` as a number from 0 to 1; None: there were no attempts."""
+        failed, handled = (self.history[-1].failed_rate, self.history[-1].handled_rate) if self.history else (0.0, 0.0)
+        return failed / (failed + handled) if failed + handled else None
 
     @property
     def waits(self) -> str:
@@ -253,7 +265,21 @@ def overview() -> Overview:
 
 def row_of(queue: Any) -> OverviewRow:
     """The row of one queue, read now."""
-    return _rows(statistics.queue_stats([queue]), {}, {})[0]
+    return row_and(queue)[0]
+
+
+def row_and(queue: Any, *reads: Callable[[], Any]) -> tuple[OverviewRow, list[tuple[Any, str]]]:
+    """The row of one queue, read now, and what these functions read of its database in the same transaction: each
+    value, or None, and why it cannot be read."""
+    database = Database(router.db_for_read(queue) or "default")
+
+    def read() -> tuple[Any, QueueStats, list[tuple[Any, str]]]:
+        controls = database.reader.read(database.read_controls)[0]
+        return controls, database.stats_of(queue), [database.reader.read(function) for function in reads]
+
+    controls, stats, values = database.reader.read_together(read)
+    known = {} if controls is None else {database.alias: {row.queue: row for row in controls}}
+    return _rows([stats], known, {})[0], values
 
 
 def _severity(row: OverviewRow) -> tuple[Any, ...]:

@@ -33,7 +33,8 @@ from .large_tables.lists import BoundedFilter
 from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
-from .poison_groups import groups_of
+from .poison_group_pages import canary_view, notes_view
+from .poison_groups import groups_of, notes_of
 from .rehearse_poison import rehearse_view
 
 #: Filters offer what occurs among so many of the newest messages, the most frequent first.
@@ -273,17 +274,25 @@ class PoisonAdmin(MessageAdmin):
         return keys_in_store(nonblocking(self.model.objects.using(rows.db)), self.list_order, term)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        context: dict[str, Any] = {"title": "Poison messages", "may_requeue": self.has_requeue_permission(request)}
+        alias = self.database(request)
+        context: dict[str, Any] = {
+            "title": "Poison messages",
+            "may_requeue": self.has_requeue_permission(request),
+            "may_triage": self.has_triage_permission(request),
+            "database_query": urlencode({PARAMETER: alias}) if alias != self.databases()[0] else "",
+        }
         # The list as it opens, of all queues or of one: another filter, a search or a further page is about messages.
         if request.method == "GET" and not request.GET.keys() - {PARAMETER, "queue"}:
-            alias = self.database(request)
             with suppress(Error), transaction.atomic(using=alias):
                 unresolved = PoisonMessage.objects.using(alias).filter(status=UNRESOLVED)
                 if queue := request.GET.get("queue"):
                     unresolved = unresolved.filter(queue=queue)
                 now = backend_of(connections[alias]).now(connections[alias])
                 context["groups"] = groups_of(unresolved, now)
-            context["database_query"] = urlencode({PARAMETER: alias}) if alias != self.databases()[0] else ""
+        elif request.method == "GET" and (group := request.GET.get("group", "")) and "\0" not in group:
+            context["group_key"] = group
+            with suppress(Error), transaction.atomic(using=alias):
+                context["notes"] = notes_of(alias, group)
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def list_with(self, message: Any) -> str:
@@ -399,6 +408,10 @@ class PoisonAdmin(MessageAdmin):
         pages = [
             path(f"<path:object_id>/{verb}/", self.admin_site.admin_view(view), name=f"{name}_{verb}")
             for verb, view in views.items()
+        ]
+        pages += [
+            path(f"{verb}/", self.admin_site.admin_view(partial(view, self)), name=f"{name}_{verb}")
+            for verb, view in {"canary": canary_view, "note": notes_view}.items()
         ]
         return [*pages, *super().get_urls()]
 

@@ -12,7 +12,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
+from ..models import PoisonNote
 from ..sql import nonblocking
 from .formatting import charts, display, untrusted
 from .large_tables.lists import Start
@@ -22,6 +25,8 @@ READ, SHOWN, NAMES = 10_000, 25, 5
 #: Characters of a traceback that are read to find its last frame.
 MAX_TRACEBACK = 64 * 1024
 TREND = timedelta(days=1)
+#: Notes of a group that are shown, and characters of the newest one in the list of groups.
+NOTES, BRIEF = 10, 200
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 
@@ -44,6 +49,8 @@ class Group:
     hosts: set[str] = field(default_factory=set)
     hours: list[int] = field(default_factory=lambda: [0] * 24)
     frame: str = ""
+    #: Its newest note.
+    note: Any = ""
 
     @property
     def title(self) -> Any:
@@ -96,7 +103,7 @@ class Groups:
 
 
 def groups_of(rows: QuerySet[Any], now: datetime) -> Groups:
-    """The groups of these messages; two statements."""
+    """The groups of these messages; three statements."""
     columns = ("number", "group_key", "queue", "exception_type", "reason", "failed_at", "first_failed_at", "host",
                "worker_version")  # fmt: skip
     found: dict[str, Group] = {}
@@ -117,6 +124,9 @@ def groups_of(rows: QuerySet[Any], now: datetime) -> Groups:
             group.hours[23 - hour] += 1
     shown = sorted(found.values(), key=lambda group: (-group.count, -group.newest))[:SHOWN]
     last_frames(rows, shown)
+    notes = newest_notes(str(rows.db), [group.key for group in shown if group.key])
+    for group in shown:
+        group.note = notes.get(group.key, "")
     return Groups(shown, len(newest) <= READ, len(found) - len(shown))
 
 
@@ -128,3 +138,23 @@ def last_frames(rows: QuerySet[Any], groups: list[Group]) -> None:
         if frames := _FRAME.findall(text or ""):
             path, line, function = frames[-1]
             wanted[number].frame = f"{'/'.join(path.split('/')[-2:])}:{line} {function}"
+
+
+# -- notes ----------------------------------------------------------------------------------------------------------
+
+
+def notes_of(alias: str, group: str) -> list[SafeString]:
+    """The newest notes on a group."""
+    rows = PoisonNote.objects.using(alias).filter(group_key=group).order_by("-number")[:NOTES]
+    return [_line(row, 1000) for row in rows]
+
+
+def newest_notes(alias: str, groups: Iterable[str]) -> dict[str, SafeString]:
+    """The newest note of each of these groups that has any, shortened."""
+    rows = PoisonNote.objects.using(alias).filter(group_key__in=list(groups)).order_by("-number")[:1000]
+    return {row.group_key: _line(row, BRIEF) for row in reversed(rows)}
+
+
+def _line(note: PoisonNote, longest: int) -> SafeString:
+    by = untrusted.inline(note.username or "a canary", 60)
+    return format_html("{}, {}: {}", display.moment(note.written_at), by, untrusted.inline(note.text, longest))

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db import Error, router, transaction
+from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.html import format_html
 
 from .. import registry
 from ..errors import QueueNotFound
 from ..messages import readable_headers
-from ..models import Now, Subscriber
-from ..operations import snapshots
+from ..models import LedgerCheck, Now, Subscriber
+from ..operations import ledger, snapshots
 from ..operations.live_workers import consumers_of
 from ..sql import nonblocking
 from .formatting import charts, display, untrusted
 from .formatting.charts import Chart
 from .large_tables.lists import Start
-from .overview_rows import rate, row_of, short_seconds
+from .operations import breadcrumbs
+from .overview_rows import rate, row_and, short_seconds
 
 #: By name: the span, and the period of its points in seconds.
 SPANS = {"1h": (timedelta(hours=1), 60), "24h": (timedelta(hours=24), 300), "7d": (timedelta(days=7), 3600)}
@@ -46,35 +49,36 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
     span = request.GET.get("span", "1h")
     if span not in SPANS:
         span = "1h"
-    row, alias = row_of(queue), router.db_for_read(queue) or "default"
+    alias = router.db_for_read(queue) or "default"
     length, period = SPANS[span]
-    points: Sequence[snapshots.Point] = ()
-    workers: list[dict[str, Any]] = []
-    waiting: list[dict[str, Any]] = []
     messages = page.admin_site._registry.get(queue)
     messages_url = messages.list_url(alias) if messages is not None and messages.has_view_permission(request) else ""
-    unknown = ""
-    try:
-        with transaction.atomic(using=alias):
-            points = snapshots.points(alias, period, length, queue._meta.label).get(queue._meta.label, ())
-            workers = _workers(alias, queue)
-            # Headers are for users who may see the messages.
-            waiting = _waiting(alias, queue) if messages_url else []
-    except Error as error:
-        unknown = untrusted.visible(str(error))[:300]
+    reads: dict[str, Callable[[], Any]] = {
+        "points": partial(_points, alias, queue, period, length),
+        "workers": partial(_workers, alias, queue),
+    }
+    if queue.delivery.ledger:
+        reads["ledger_line"] = partial(_ledger, alias, queue)
+    if messages_url:  # headers are for users who may see the messages
+        reads["waiting"] = partial(_waiting, alias, queue)
+    row, values = row_and(queue, *reads.values())
+    found = {name: value for name, (value, _) in zip(reads, values, strict=True)}
+    unknown = untrusted.visible(next((cause for _, cause in values if cause), ""))[:300]
     line = page._line(request, row)
     context = {
         **page.admin_site.each_context(request),
         "title": f"Queue {queue._meta.label}",
+        **breadcrumbs(page, ("", f"Queue {queue._meta.label}")),
         "opts": page.opts,
         "media": page.media,
         "line": line,
         "row": row,
-        "charts": [chart for chart in charts_of(points, length) if not chart.is_empty],
+        "charts": [chart for chart in charts_of(found["points"] or (), length) if not chart.is_empty],
         "spans": [(name, text, name == span) for name, text in NAMES.items()],
         "begin": display.moment(datetime.now(UTC) - length),
-        "workers": workers,
-        "waiting": waiting,
+        "workers": found["workers"] or [],
+        "waiting": found.get("waiting") or [],
+        "ledger": found.get("ledger_line") or "",
         "sample": SAMPLE,
         "messages_url": messages_url,
         "unknown": unknown,
@@ -82,6 +86,18 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
     }
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]
     return TemplateResponse(request, "admin/queueapp/queue.html", context)
+
+
+def _ledger(alias: str, queue: Any) -> str:
+    """The last check of the queue's ledger."""
+    row = LedgerCheck.objects.using(alias).filter(queue=queue._meta.label, checked_at__isnull=False).first()
+    if row is None:
+        return "not checked yet"
+    if row.error:
+        return f"not checked: {row.error}"
+    if row.difference:
+        return ledger.describe(row).partition(": ")[2]
+    return format_html("closed at {}", display.moment(row.checked_at))
 
 
 def charts_of(points: Sequence[snapshots.Point], span: timedelta) -> list[Chart]:
@@ -106,9 +122,14 @@ def charts_of(points: Sequence[snapshots.Point], span: timedelta) -> list[Chart]
     ]  # fmt: skip
 
 
-def _waiting(alias: str, queue: Any) -> list[dict[str, Any]]:
-    """What many of the newest messages have in common: their recipient, and headers with the same value. Who floods a
-    queue is among them."""
+def _points(alias: str, queue: Any, period: int, length: timedelta) -> Sequence[snapshots.Point]:
+    label = queue._meta.label
+    return snapshots.points(alias, period, length, label).get(label, ())
+
+
+def common_headers(alias: str, queue: Any) -> tuple[list[tuple[tuple[str, str], int]], int]:
+    """What the newest messages have in common: their recipient ("to") and their headers, as ((name, value), count) with
+    the largest counts first, and how many messages were read. Who floods a queue is among them."""
     names = {field.name for field in queue._meta.local_concrete_fields}
     columns = [name for name in ("recipient",) if name in names]
     newest = nonblocking(queue._base_manager.using(alias)).order_by("-pk").annotate(head=Start("headers", MAX_HEADERS))
@@ -117,16 +138,21 @@ def _waiting(alias: str, queue: Any) -> list[dict[str, Any]]:
     for row in rows:
         counts.update(("to", row[name]) for name in columns if row[name])
         counts.update(item for item in readable_headers(row["head"] or "").items() if len(item[1]) <= MAX_VALUE)
+    return counts.most_common(MAX_COMMON), len(rows)
+
+
+def _waiting(alias: str, queue: Any) -> list[dict[str, Any]]:
+    counts, read = common_headers(alias, queue)
     return [
         {
             "name": untrusted.inline(name, 60),
             "value": untrusted.inline(value, MAX_VALUE),
             "count": count,
-            "share": f"{100 * count / len(rows):.0f} %",
+            "share": f"{100 * count / read:.0f} %",
             "query": f'to:"{value}"' if name == "to" else f'header:"{name}={value}"',
         }
-        for (name, value), count in counts.most_common(MAX_COMMON)
-        if count >= MIN_SHARE * len(rows) and count > 1
+        for (name, value), count in counts
+        if count >= MIN_SHARE * read and count > 1
     ]
 
 

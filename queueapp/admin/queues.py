@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 from ..models import Subscriber
 from ..models.delivery import Semantics
 from ..operations import bulk_operations, selections
-from ..operations.lease_state import LeaseState
+from ..operations.selections import LeaseState
 from ..sql import nonblocking
 from ..sql.claims import LAST_END
 from .formatting import display, untrusted

@@ -80,6 +80,9 @@ class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
         """The list that reads windows."""
         return BoundedChangeList
 
+    def prepare_rows(self, rows: list[Any]) -> None:
+        """Called once with the rows of a page, to fetch related data in one query."""
+
     def is_key(self, value: str) -> bool:
         """Whether this can be the key of a row."""
         raise NotImplementedError

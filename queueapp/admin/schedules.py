@@ -8,9 +8,11 @@ run the schedule between the form and its answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
 from django.contrib.admin.utils import unquote
@@ -18,6 +20,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from .. import registry
@@ -26,6 +29,7 @@ from ..models import Now, Schedule, UtcField
 from ..schedules import declarations, stored
 from ..schedules.timing import OPTIONS, next_times
 from .databases import DatabaseFilter, OfDatabases
+from .features import in_use
 from .formatting import display, untrusted
 from .operations import log_entry
 from .read_only import OPERATE
@@ -37,6 +41,8 @@ EDITED = (
 )  # fmt: skip
 #: Columns that the next run follows from.
 TIMES = {"cron", "every", "at", "timezone", "start", "end", "jitter"}
+#: Those that are points in time.
+MOMENTS = ("at", "start", "end")
 NEXT_RUNS = 10
 
 
@@ -53,6 +59,17 @@ class ScheduleForm(forms.ModelForm):
             for name, rows in (("headers", 3), ("body", 6), ("options", 3))
         }
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not settings.USE_TZ:  # the fields show a time as it is: in UTC, and read it as one of TIME_ZONE
+            for name in MOMENTS:
+                if isinstance(moment := self.initial.get(name), datetime) and timezone.is_aware(moment):
+                    self.initial[name] = timezone.make_naive(moment)
+        # A time has two inputs, and Django labels the pair.
+        for name, field in self.fields.items():
+            for widget, part in zip(getattr(field.widget, "widgets", ()), ("date", "time"), strict=False):
+                widget.attrs["aria-label"] = f"{field.label or name}: {part}"
+
     def clean_name(self) -> str:
         """A name that commands and pages can address."""
         try:
@@ -65,6 +82,9 @@ class ScheduleForm(forms.ModelForm):
         data = super().clean() or self.cleaned_data
         if self.errors:
             return data
+        for name in MOMENTS:
+            if (moment := data.get(name)) is not None and timezone.is_naive(moment):
+                data[name] = timezone.make_aware(moment)
         row = Schedule(**{name: data.get(name, getattr(self.instance, name)) for name in ("name", "queue", *EDITED)})
         try:
             for option in OPTIONS:
@@ -102,6 +122,10 @@ class ScheduleAdmin(OfDatabases):
         css = {"all": ["queueapp/admin.css"]}
 
     # -- permissions ----------------------------------------------------------------------------------------------
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Whether the index shows the page."""
+        return in_use(Schedule) and self.has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm(OPERATE) or super().has_view_permission(request, obj)
@@ -141,7 +165,14 @@ class ScheduleAdmin(OfDatabases):
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
+
+        def shown() -> Any:
+            # A row may have been written past the check of its name.
+            row = self.get_object(request, unquote(object_id))
+            named = {} if row is None else self.escaped_names(row)
+            return show(request, object_id, form_url, {**named, **(extra_context or {})})
+
+        return self.or_note(request, alias, shown)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Write the columns of the form, and the next run where its times have changed."""

@@ -1,26 +1,32 @@
 """Search over all queues, the delayed and the poison messages at once, as far as the user may view them.
 
-Tables are searched one after the other within the time of one search (``content_search``); the page says which were
-not read, or not to their end.
+By a number or an id the tables are searched one after the other within ``content_search.MAX_SECONDS``. By what is in a
+message each response looks at a part (``large_tables.sliced_search``); its link "Search on" leads to the next, and a
+script follows it. The page says which tables were not read, or not to their end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.http import urlencode
 
 from .. import registry
 from ..models import DelayedMessage, PoisonMessage
-from ..operations.safe_reads import Reader
+from ..operations.statistics import Database
 from .formatting import untrusted
-from .large_tables import search
-from .large_tables.content_search import HELP, ContentSearch, Looked, needs_content, parse
+from .large_tables import content_search, search
+from .large_tables.content_search import HELP, ContentSearch, closed_bodies, needs_content, parse
+from .large_tables.sliced_search import FIRST_SIZE, MAX_SIZE, Position, Rows, SlicedSearch
 from .message_pages import MessageAdmin, may_view
+from .operations import breadcrumbs
 
 #: Messages of one table that are shown.
 SHOWN = 20
@@ -31,8 +37,18 @@ class Place(NamedTuple):
 
     name: str
     rows: list[tuple[Any, ...]]
-    more: str
-    unread: str
+    more: str = ""
+    unread: str = ""
+
+
+class Found(NamedTuple):
+    """What one response shows. ``searched``: how many tables it is about; ``progress``: how far the search has come;
+    ``further``: the address of the next part, '' at the end."""
+
+    places: list[Place]
+    searched: int
+    progress: str = ""
+    further: str = ""
 
 
 def search_view(page: Any, request: HttpRequest) -> HttpResponse:
@@ -41,58 +57,128 @@ def search_view(page: Any, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     query = request.GET.get("q", "")[:500]
     terms = parse(query)
-    places = list(_search(page, request, terms)) if terms else []
+    if not terms:
+        found = Found([], 0)
+    elif needs_content(terms):
+        found = _search_content(page, request, query, terms)
+    else:
+        places = list(_search_ids(page, request, terms[0]))
+        found = Found(places, len(places))
     context = {
         **page.admin_site.each_context(request),
         "title": "Search",
+        **breadcrumbs(page, ("", "Search")),
         "opts": page.opts,
         "media": page.media,
         "query": query,
         "help": HELP,
-        "found": [place for place in places if place.rows],
-        "unread": [place for place in places if place.unread],
-        "searched": len(places),
+        "found": [place for place in found.places if place.rows],
+        "unread": [place for place in found.places if place.unread],
+        "searched": found.searched,
+        "progress": found.progress,
+        "further": found.further,
     }
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]
     return TemplateResponse(request, "admin/queueapp/search.html", context)
 
 
-def _search(page: Any, request: HttpRequest, terms: Any) -> Iterator[Place]:
-    looking = ContentSearch(terms, partial(may_view, page.admin_site, request))
-    by_content = needs_content(terms)
-    readers: dict[str, Reader] = {}
-    for model, alias in _tables(page, request):
+# -- by what is in a message -----------------------------------------------------------------------------------------
+
+
+def _search_content(page: Any, request: HttpRequest, query: str, terms: Any) -> Found:
+    tables = list(_tables(page, request))
+    aliases = list(dict.fromkeys(alias for _, alias in tables))
+    tables.sort(key=lambda table: aliases.index(table[1]))
+    names = [_name(page.admin_site._registry[model], model, alias) for model, alias in tables]
+    rows = []
+    for model, alias in tables:
         messages: MessageAdmin = page.admin_site._registry[model]
-        name = model._meta.label if model in registry.queues else str(model._meta.verbose_name_plural)
-        if alias != messages.databases()[0]:
-            name = f"{name} in {alias}"
-        if looking.is_over:
+        of_table, shown = partial(_rows, messages, request, alias), partial(_shown, messages, request, alias)
+        rows.append(Rows(model, alias, of_table, messages.list_order.startswith("-"), shown))
+    looking = SlicedSearch(
+        ContentSearch(terms, partial(may_view, page.admin_site, request)), rows, _position(request, names)
+    )
+    looking.run()
+    places = []
+    for part in looking.parts:
+        more = f"More than {len(part.rows)} match" if part.more else ""
+        unread = [f"not searched to its end: {untrusted.visible(part.cause)[:200]}"] if part.cause else []
+        unread += [closed_bodies(part.closed)] if part.closed else []
+        places.append(Place(names[part.table], part.rows, more, "; ".join(unread)))
+    at = looking.position
+    progress = f"{at.table:,} of {len(tables):,} tables, {at.rows:,} messages looked at."
+    further = "" if looking.is_over else f"?{urlencode({'q': query, **_parameters(at, names)})}"
+    return Found(places, len(tables), progress, further)
+
+
+def _parameters(position: Position, names: Sequence[str]) -> dict[str, Any]:
+    """A position in an address. The table is named: their numbers change with the queues of the project."""
+    known = {"at": names[position.table], "after": position.after, "size": position.size}
+    known |= {"rows": position.rows, "closed": position.closed}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _position(request: HttpRequest, names: Sequence[str]) -> Position:
+    """The position in the address of a request; the beginning, if there is none or it is not valid."""
+    name, numbers = request.GET.get("at", ""), {}
+    for parameter in ("after", "size", "rows", "closed"):
+        text = request.GET.get(parameter, "")
+        if _is_number(text.removeprefix("-")):
+            numbers[parameter] = int(text)
+    if name not in names:
+        return Position()
+    size = min(MAX_SIZE, max(1, numbers.get("size", FIRST_SIZE)))
+    counts = {parameter: max(0, numbers.get(parameter, 0)) for parameter in ("rows", "closed")}
+    return Position(names.index(name), numbers.get("after"), size, **counts)
+
+
+# -- by a number or an id --------------------------------------------------------------------------------------------
+
+
+def _search_ids(page: Any, request: HttpRequest, term: Any) -> Iterator[Place]:
+    tables, ends_at = list(_tables(page, request)), monotonic() + content_search.MAX_SECONDS
+    # One reader of each database: after a connection error it does not try again.
+    databases = {alias: Database(alias) for alias in {alias for _, alias in tables}}
+    empty = _empty(tables, databases)
+    for model, alias in tables:
+        messages: MessageAdmin = page.admin_site._registry[model]
+        name = _name(messages, model, alias)
+        if (model, alias) in empty:
+            yield Place(name, [])
+            continue
+        if monotonic() > ends_at:
             yield Place(name, [], "", "not searched: the time was over")
             continue
-        reader = readers.setdefault(alias, Reader(alias))
-        found, cause = reader.read(partial(_look, messages, request, alias, looking if by_content else None, terms[0]))
+        found, cause = databases[alias].reader.read(partial(_find, messages, request, alias, term))
         if found is None:
             yield Place(name, [], "", f"not searched: {untrusted.visible(cause)[:200]}")
             continue
-        looked, shown = found
-        more = f"and {len(looked.keys) - SHOWN} more" if len(looked.keys) > SHOWN else ""
-        yield Place(name, shown, more, str(looked))
+        keys, shown = found
+        yield Place(name, shown, f"And {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
 
-def _look(
-    messages: MessageAdmin, request: HttpRequest, alias: str, looking: ContentSearch | None, term: Any
-) -> tuple[Looked, list[tuple[Any, ...]]]:
-    """What is in one table, by content or by the number or id, and the rows that are shown."""
-    rows = messages.get_queryset(request).using(alias)
-    if looking is not None:
-        looked = looking.look(rows, messages.list_order.startswith("-"))
-    else:
-        looked = Looked(_keys(messages, rows, term))
-    shown = [
-        (row, messages.url_of(row), messages.message_type(row), _time(row))
-        for row in rows.filter(pk__in=looked.keys[:SHOWN])
-    ]
-    return looked, shown
+def _find(messages: MessageAdmin, request: HttpRequest, alias: str, term: Any) -> tuple[list[int], list[Any]]:
+    """The keys of the messages of one table with this number or id, and the rows that are shown."""
+    keys = _keys(messages, _rows(messages, request, alias), term)
+    return keys, _shown(messages, request, alias, keys[:SHOWN])
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+
+def _name(messages: MessageAdmin, model: Any, alias: str) -> str:
+    name = model._meta.label if model in registry.queues else str(model._meta.verbose_name_plural)
+    return name if alias == messages.databases()[0] else f"{name} in {alias}"
+
+
+def _shown(messages: MessageAdmin, request: HttpRequest, alias: str, keys: Sequence[int]) -> list[tuple[Any, ...]]:
+    """The rows that a table of the page shows of these messages."""
+    rows = _rows(messages, request, alias).filter(pk__in=keys)
+    return [(row, messages.url_of(row), messages.message_type(row), _time(row)) for row in rows]
+
+
+def _rows(messages: MessageAdmin, request: HttpRequest, alias: str) -> Any:
+    return messages.get_queryset(request).using(alias)
 
 
 def _tables(page: Any, request: HttpRequest) -> Iterator[tuple[Any, str]]:
@@ -102,6 +188,20 @@ def _tables(page: Any, request: HttpRequest) -> Iterator[tuple[Any, str]]:
         if isinstance(messages, MessageAdmin) and messages.has_view_permission(request):
             for alias in messages.databases():
                 yield model, alias
+
+
+def _empty(tables: Iterable[tuple[Any, str]], databases: Mapping[str, Database]) -> set[tuple[Any, str]]:
+    """The queues without a message: most of many, and one statement tells it of a hundred."""
+    by_alias: defaultdict[str, list[Any]] = defaultdict(list)
+    for model, alias in tables:
+        if model in registry.queues:
+            by_alias[alias].append(model)
+    return {
+        (queue, alias)
+        for alias, queues in by_alias.items()
+        for queue, head in databases[alias].heads_of(queues).items()
+        if not head.rows
+    }
 
 
 def _keys(messages: MessageAdmin, rows: Any, term: Any) -> list[int]:

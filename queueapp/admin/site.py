@@ -11,6 +11,7 @@ from ..models import (
     DelayedMessage,
     JournalEntry,
     MessageGroup,
+    MessageResult,
     PoisonMessage,
     QueueControl,
     Schedule,
@@ -23,6 +24,7 @@ from .bulk_operations import BulkOperationAdmin
 from .delayed import DelayedAdmin
 from .groups import GroupAdmin
 from .journal import JournalAdmin
+from .message_results import MessageResultAdmin
 from .overview import OverviewAdmin
 from .poison import PoisonAdmin
 from .queues import QueueAdmin
@@ -41,6 +43,7 @@ def register() -> None:
         DelayedMessage: DelayedAdmin,
         JournalEntry: JournalAdmin,
         MessageGroup: GroupAdmin,
+        MessageResult: MessageResultAdmin,
         PoisonMessage: PoisonAdmin,
         Schedule: ScheduleAdmin,
         SubjectKey: SubjectKeyAdmin,

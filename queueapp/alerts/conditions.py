@@ -1,5 +1,5 @@
-"""The conditions that alerts are about: poison groups, queues beyond their bounds, dead workers. An unknown value
-neither opens an alert nor resolves one."""
+"""The conditions that alerts are about: poison groups and their canaries, queues beyond their bounds, dead workers. An
+unknown value neither opens an alert nor resolves one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from django.apps import apps
 from .. import registry
 from ..conf import settings
 from ..errors import QueueNotFound
-from ..models import Now, PoisonMessage, Subscriber, distinct_values
-from ..operations import statistics
+from ..models import LedgerCheck, Now, PoisonMessage, Subscriber, distinct_values
+from ..operations import ledger, requeue_after_deploy, statistics
 from ..sql import nonblocking
 
-POISON, DEAD_WORKER, AGE, DEPTH = "poison", "dead_worker", "age", "depth"
+POISON, DEAD_WORKER, CANARY, AGE, DEPTH, LEDGER = "poison", "dead_worker", "canary", "age", "depth", "ledger"
 #: Poison groups that have an alert of their own.
 MAX_GROUPS = 200
 #: Characters of a text and of a name.
@@ -68,7 +68,7 @@ def bounded_parts() -> set[str]:
 
 def has_rule(kind: str, queue: str) -> bool:
     """Whether the settings have a rule for alerts of this kind about this queue."""
-    if kind in (POISON, DEAD_WORKER):
+    if kind in (POISON, DEAD_WORKER, CANARY, LEDGER):
         return bool(settings.ALERTS) and bool(settings.ALERTS.get(kind, True))
     bounds = {AGE: "max_age", DEPTH: "max_waiting"}
     return kind not in bounds or bound_of(bounds[kind], queue) is not None
@@ -91,6 +91,10 @@ def evaluate(alias: str, queues: Iterable[Any]) -> Evaluation:
     by_label = {queue._meta.label: queue for queue in queues}
     if has_rule(POISON, ""):
         _poison(alias, set(by_label), found)
+    if has_rule(CANARY, ""):
+        _canaries(alias, set(by_label), found)
+    if has_rule(LEDGER, "") and (with_ledger := ledger.with_ledger(by_label.values())):
+        _ledgers(alias, with_ledger, found)
     bounded = [queue for label, queue in by_label.items() if has_rule(AGE, label) or has_rule(DEPTH, label)]
     for stats in [*(statistics.queue_stats(bounded) if bounded else ()), *_parts(alias)]:
         if stats.waiting is None:
@@ -142,6 +146,22 @@ def _poison(alias: str, labels: set[str], found: Evaluation) -> None:
     # Only for queues of this project: a group in another queue belongs to another project, or to a version that knows
     # more queues.
     found.known.update((POISON, queue) for queue in labels)
+
+
+def _canaries(alias: str, labels: set[str], found: Evaluation) -> None:
+    for queue, group, version in requeue_after_deploy.failed(alias, labels):
+        text = f"{queue}: version {version} still fails; the canary of a poison group has stopped"
+        found.conditions.append(Condition(CANARY, queue, group, text[:TEXT], version))
+    found.known.update((CANARY, queue) for queue in labels)
+
+
+def _ledgers(alias: str, queues: list[Any], found: Evaluation) -> None:
+    """By the last checks; one that could not be made leaves its alert as it is."""
+    labels = [queue._meta.label for queue in queues]
+    for row in LedgerCheck.objects.using(alias).filter(queue__in=labels, error="", checked_at__isnull=False):
+        found.known.add((LEDGER, row.queue))
+        if row.difference:
+            found.conditions.append(Condition(LEDGER, row.queue, "", ledger.describe(row)[:TEXT]))
 
 
 def dead_worker(alias: str, row: Subscriber) -> Condition | None:

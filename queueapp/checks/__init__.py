@@ -23,9 +23,9 @@ from .queues import (
     check_leases,
     check_pools,
     check_queues,
+    check_tables,
 )
 from .settings import check_celery, check_settings
-from .tables import check_tables
 from .topics import check_entering, check_journal, check_topics
 
 __all__ = [

@@ -14,8 +14,8 @@ from django.core.checks import Tags, Warning, register
 from django.db import Error, connections, router
 
 from .. import registry
-from ..consuming.registration import unwrap
-from ..consuming.registry import registered
+from ..conf import settings
+from ..consuming.registry import registered, unwrap
 from ..delayed import stores_of
 from ..errors import InvalidOption, UnsupportedServer
 from ..messages import missing_steps, type_name
@@ -105,7 +105,7 @@ def check_types(**_: Any) -> list[Any]:
 def check_served(databases: Any = None, **_: Any) -> list[Any]:
     """W100: copies are made for a consumer that no live worker has."""
     found: list[Any] = []
-    if migrating.migrate_options() is not None:
+    if migrating.migrate_options() is not None or not settings.are_accepted():  # E001 reports them
         return found
     by_alias: dict[str, list[Any]] = {}
     for queue in registry.queues:

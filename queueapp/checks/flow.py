@@ -7,15 +7,16 @@ from typing import Any
 
 from django.core import checks
 from django.core.checks import Tags, Warning, register
-from django.db import router
+from django.db import connections, router
 
 from .. import registry
 from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import InvalidOption
 from ..flow import limited_claims
-from ..models import BarrierDelivery, ClaimRecord
+from ..models import BarrierDelivery, ClaimRecord, KeyTokenBucket
 from ..models.delivery import FairnessModel, Semantics
+from ..operations import ledger, requeue_after_deploy
 
 #: The columns without which a queue counts nothing.
 _LEASES = ("lease_token", "lease_owner", "lease_expires", "deliveries")
@@ -23,7 +24,7 @@ _LEASES = ("lease_token", "lease_owner", "lease_expires", "deliveries")
 
 @register(Tags.models)
 def check_flow(**_: Any) -> list[Any]:
-    """queueapp.E040 to E046, W040, W041: see the texts."""
+    """queueapp.E040 to E049, E051, E059, W040, W041: see the texts."""
     found: list[Any] = []
     for queue in registry.queues:
         found += [checks.Error(text, hint=hint, obj=queue, id=key) for key, text, hint in _errors(queue)]
@@ -65,11 +66,34 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
         )
         found.append(("queueapp.E044", text, "Let the router put them there."))
     if delivery.groups and (refused := _not_with_groups(queue)):
-        text = f"{label}.Delivery.groups: {refused}, so the end of a member would not be seen."
+        text = f"{label}.Delivery.groups: {refused}, so the group would not detect the end of a member."
         found.append(("queueapp.E045", text, "Give the members a queue of their own."))
-    if delivery.ordering is not None and (refused := _not_with_ordering(queue, lacking)):
+    if delivery.workflow and (refused := _not_with_workflow(queue)):
+        text = f"{label}.Delivery.workflow: {refused}, so a follow-up would not be sent."
+        found.append(("queueapp.E049", text, "Give the messages with follow-ups a queue of their own."))
+    if delivery.ordering is not None and (refused := _not_with_keys(queue, lacking)):
         text = f"{label}.Delivery.ordering: {refused}."
         found.append(("queueapp.E046", text, "Give the messages with ordering keys a queue of their own."))
+    if delivery.fair_by is not None and (refused := _not_fair(queue, lacking)):
+        text = f"{label}.Delivery.fair_by: {refused}."
+        found.append(("queueapp.E047", text, "Give the messages whose keys take turns a queue of their own."))
+    if delivery.max_concurrent_per_key is not None and (refused := _not_counted_by_key(queue)):
+        text = f"{label}.Delivery.max_concurrent_per_key: {refused}."
+        found.append(("queueapp.E048", text, "Set fair_by as well; on SQL Server use AT_LEAST_ONCE."))
+    if delivery.rate_per_key is not None and not router.allow_migrate_model(
+        alias := router.db_for_write(queue), KeyTokenBucket
+    ):
+        text = (
+            f"{label}.Delivery.rate_per_key is counted by token buckets in {alias!r}, where the router allows no "
+            "tables of queueapp."
+        )
+        found.append(("queueapp.E044", text, "Let the router put them there."))
+    if delivery.requeue_after_deploy is not None and (refused := requeue_after_deploy.refused(queue)):
+        text = f"{label}.Delivery.requeue_after_deploy: {refused}."
+        found.append(("queueapp.E059", text, "Leave the option out, and requeue the queue's poison by hand."))
+    if delivery.ledger and (refused := ledger.refused(queue)):
+        text = f"{label}.Delivery.ledger: {refused}, so the ledger would not close."
+        found.append(("queueapp.E051", text, "Leave the option out."))
     per_subscription, whole = delivery.max_per_subscription_backlog, delivery.max_backlog
     if per_subscription is not None and whole is not None and per_subscription > whole:
         text = (
@@ -88,16 +112,35 @@ def _not_with_groups(queue: Any) -> str:
     if queue.wire_format or not queue._meta.managed:
         return "its table is one of another system"
     if delivery.recipients or delivery.has_barriers:
-        return f"a message of a queue with {'recipients' if delivery.recipients else 'barriers'} is replaced by copies"
+        return f"copies replace a message of a queue with {'recipients' if delivery.recipients else 'barriers'}"
     if delivery.dedupe_key is not None:
         return "a message with a dedupe key may be replaced or not stored"
+    if registered.resolver_of(queue) is not None:
+        return "tasks and sets are acked in another way"
+    level = connections[router.db_for_write(queue)].settings_dict.get("OPTIONS", {}).get("isolation_level")
+    if level is not None and str(getattr(level, "name", level)).upper().replace("_", " ") != "READ COMMITTED":
+        return "OPTIONS['isolation_level'] of its database is not READ COMMITTED"
+    return ""
+
+
+def _not_with_workflow(queue: Any) -> str:
+    """What keeps messages of this queue from having follow-ups; '' if nothing does."""
+    delivery = queue.delivery
+    if delivery.semantics is Semantics.AT_MOST_ONCE:
+        return "the ack of an AT_MOST_ONCE message comes before its handler"
+    if queue.wire_format or not queue._meta.managed:
+        return "its table is one of another system"
+    if delivery.has_barriers:
+        return "a barrier leaves the table before it is handled"
+    if delivery.deferred_ack_expiration is not None:
+        return "an ack may come before its message (deferred_ack_expiration)"
     if registered.resolver_of(queue) is not None:
         return "tasks and sets are acked in another way"
     return ""
 
 
-def _not_with_ordering(queue: Any, lacking: list[str]) -> str:
-    """What keeps messages of this queue from being handled in the order of their keys; '' if nothing does."""
+def _not_with_keys(queue: Any, lacking: list[str]) -> str:
+    """What keeps messages of this queue from being claimed by their keys; '' if nothing does."""
     delivery = queue.delivery
     if delivery.semantics is Semantics.AT_MOST_ONCE:
         return "an AT_MOST_ONCE message has left the table before it is handled"
@@ -111,6 +154,23 @@ def _not_with_ordering(queue: Any, lacking: list[str]) -> str:
         return "messages of a batch fail together"
     if registered.resolver_of(queue) is not None:
         return "tasks and sets are claimed in another way"
+    return ""
+
+
+def _not_fair(queue: Any, lacking: list[str]) -> str:
+    """What keeps the keys of this queue from taking turns; '' if nothing does."""
+    if queue.delivery.ordering is not None:
+        return "ordering has keys of its own"
+    return _not_with_keys(queue, lacking)
+
+
+def _not_counted_by_key(queue: Any) -> str:
+    """Why the messages of one key cannot be counted; '' if they can."""
+    if queue.delivery.fair_by is None:
+        return "fair_by does not say which header is the key"
+    vendor = connections[router.db_for_write(queue)].vendor
+    if queue.delivery.semantics is Semantics.TRANSACTIONAL and vendor == "microsoft":
+        return "SQL Server does not show the messages that open transactions have deleted, so they are not counted"
     return ""
 
 

@@ -12,12 +12,11 @@ from django.core.checks import Error, Tags, Warning, register
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from .. import delayed, inline
+from .. import delayed, inline, telemetry
 from ..conf import settings
 from ..errors import InvalidOption
 from ..operations.statistics import is_part
 from ..registry import queues
-from ..telemetry import following
 
 
 @register(Tags.compatibility)
@@ -46,9 +45,9 @@ def check_settings(**_: Any) -> list[Any]:
                 id="queueapp.E002",
             )
         )
-    if following.is_missing():
+    if telemetry.is_missing():
         found.append(
-            checks.Error(str(InvalidOption("QUEUEAPP.OPENTELEMETRY", True, following.NEEDS_EXTRA)), id="queueapp.E010")
+            checks.Error(str(InvalidOption("QUEUEAPP.OPENTELEMETRY", True, telemetry.NEEDS_EXTRA)), id="queueapp.E010")
         )
     if settings.EAGER and not inline.has_engine():
         found.append(

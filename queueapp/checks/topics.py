@@ -26,7 +26,7 @@ from ..models.delivery.topics import (
 from ..models.queue import holds
 from ..sending.preparation import rules_of
 from ..topics.backfill import is_over_journal
-from ..topics.routing import known_topics
+from ..topics.publisher import known_topics
 
 
 @register(Tags.models)
@@ -156,10 +156,8 @@ def check_journal(**_: Any) -> list[Any]:
     journaled topic in a database without queueapp's tables. E063: target_queue_depth of a table that is not ours. W060:
     recovery_point of a queue over no journaled topic. W061: target_queue_depth beside file_backed_metadata."""
     found: list[Any] = []
-    try:
-        _ = settings.JOURNAL
-    except InvalidOption:
-        return []  # E001 says it
+    if not settings.are_accepted():
+        return []  # which is E001
     for queue in registry.queues:
         try:
             found += _check_queue(queue)

@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
+from ..errors import InvalidOption
 from ..options import Option, read_all
 from .asyncmonolith_names import ALIASES, translated
 from .options import GROUPS, MAX_CONCURRENCY
@@ -31,6 +32,13 @@ class Settings:
         given = translated(getattr(django_settings, "QUEUEAPP", {}), "QUEUEAPP.")
         self.__dict__.update(read_all(OPTIONS, given, "QUEUEAPP.", aliases=ALIASES))
         return self.__dict__[name]
+
+    def are_accepted(self) -> bool:
+        """Whether they can be read at all. If not, every attribute raises InvalidOption."""
+        try:
+            return self.PEEK_DELAY is not None
+        except InvalidOption:
+            return False
 
     def reload(self) -> None:
         """Drop the cached values; the next access reads Django's settings again."""

@@ -508,6 +508,8 @@ _ALERTS: dict[str, Callable[[Any], bool]] = {
     "max_waiting": _all_values(lambda given: type(given) is int and given >= 0),
     "poison": lambda given: isinstance(given, bool),
     "dead_worker": lambda given: isinstance(given, bool),
+    "canary": lambda given: isinstance(given, bool),
+    "ledger": lambda given: isinstance(given, bool),
     "every": lambda given: isinstance(given, timedelta) and timedelta(seconds=1) <= given <= timedelta(hours=1),
 }
 
@@ -520,10 +522,8 @@ _OBSERVABILITY: tuple[Option, ...] = (
         "Conditions that raise alerts, and the channels that are notified ([alerts](howto/alerts.md)); empty: none.",
         accept=_is_alerts,
         words="a dict with any of mail (a list of addresses), webhook (an http or https URL), max_age (a timedelta), "
-        "max_waiting (a "
-        "whole number from 0; either also a dict of queues, '*' for the others), poison and dead_worker (True or "
-        "False), every (a "
-        "timedelta from 0:00:01 to 1:00:00)",
+        "max_waiting (a whole number from 0; either also a dict of queues, '*' for the others), poison, canary, ledger "
+        "and dead_worker (True or False), every (a timedelta from 0:00:01 to 1:00:00)",
     ),
     Option(
         "METRICS_TOKEN",

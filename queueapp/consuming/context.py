@@ -18,7 +18,7 @@ from ..messages.headers import WellKnown
 from ..messages.ids import as_uuid
 from ..registry import queues
 from ..sql.claims import BODY, HEADERS, ID, SEQ, Claimed
-from .registration import Registration
+from .registry import Registration
 from .shielded import run_shielded
 
 #: ``queueapp.publish``, which is in a higher layer; set when the app is ready.

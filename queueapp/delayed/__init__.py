@@ -1,10 +1,38 @@
 """The delayed store: messages wait here until they are due, then go to their queue."""
 
-from .custom_store_dispatch import dispatch_next
-from .dispatch import Agenda, agenda, dispatch_due, is_idle, next_due_in, undeliverable
-from .dispatch_failures import Dispatched, DispatchFailed, FetchFailed, RecoveryFailed, StepFailed, step
+from .dispatch import (
+    Agenda,
+    Dispatched,
+    DispatchFailed,
+    FetchFailed,
+    RecoveryFailed,
+    StepFailed,
+    agenda,
+    dispatch_due,
+    dispatch_next,
+    is_idle,
+    next_due_in,
+    step,
+    undeliverable,
+)
 from .forward import KEPT, can_tell, forget_arrivals, forward_due, next_forward_in
-from .loading import (
+from .operations import (
+    address_in,
+    addressed,
+    can_count,
+    cancel,
+    kept_in,
+    make_due,
+    name_of_other_store,
+    readdress,
+    reschedule,
+    waiting,
+)
+from .store import (
+    Delayed,
+    DelayedStore,
+    DelayedStoreWithInfrastructure,
+    SqlDelayedStore,
     addresses,
     endpoint_of,
     is_built_in,
@@ -18,19 +46,6 @@ from .loading import (
     stores_of,
     storing,
 )
-from .operations import (
-    address_in,
-    addressed,
-    can_count,
-    cancel,
-    kept_in,
-    make_due,
-    name_of_other_store,
-    readdress,
-    reschedule,
-    waiting,
-)
-from .store import Delayed, DelayedStore, DelayedStoreWithInfrastructure, SqlDelayedStore
 
 __all__ = [
     "KEPT", "Agenda", "Delayed", "DelayedStore", "DelayedStoreWithInfrastructure", "DispatchFailed", "Dispatched",

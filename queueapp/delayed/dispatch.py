@@ -1,28 +1,112 @@
-"""Moving messages that are due to their queues.
+"""Moving messages that are due to their queues, from the built-in store and from a third party's, and what becomes of
+those that cannot be delivered.
 
 A process dispatches what is addressed to the queues that it knows. What is addressed to others is left where it is, for
 a process that knows them: another project on the same database, or the next version of this one. A queue that was
 removed has no such process; its messages are named (``undeliverable``) and wait until an operator cancels them.
+
+The steps are those of NServiceBus' poller, each with a breaker of its own: fetching, dispatching, and recovering from a
+refused dispatch, which is counting it or moving the message to poison.
+
+A third party's store is dispatched message by message, by the contract of the interface. One that takes part in our
+transactions (TRANSACTIONAL) has fetch, send and remove in one of them: exactly once. With any other the send is
+committed before the message is removed: a process that dies in between sends it again, and never loses it.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from django.db import Error, connections, transaction
 from django.db.models import Count, F
 
-from .. import notifier, registry
+from .. import notifier, registry, signals
 from ..conf import settings
-from ..errors import QueueNotFound, SemanticsRefused
-from ..failures.poison_store import is_transient
+from ..errors import MissingVerb, QueueNotFound, SemanticsRefused
+from ..failures.history import first_failed, one_line
+from ..failures.poison_store import insert_poison, is_transient
+from ..failures.recoverability import Failure, Poison
+from ..flow import ledger
 from ..models import DelayedMessage, Now, distinct_values
-from ..sql import backend_of, is_locked, nonblocking, queue_sql, short_lock_waits
-from ..sql.message_columns import row_from
+from ..models.delivery import Semantics
+from ..sql import ErrorKind, backend_of, is_locked, nonblocking, queue_sql, short_lock_waits
+from ..sql.message_columns import Row, row_from
 from ..sql.tables import StoreTable
-from .dispatch_failures import Dispatched, FetchFailed, OnRefused, RecoveryFailed, ignore, poison, step
-from .loading import addresses, is_built_in, open_for_any, store_of
+from .store import Delayed, DelayedStore, addresses, is_built_in, open_for_any, store_of
+
+
+class Dispatched(NamedTuple):
+    """What one round did: messages moved to their queues, moved to poison, and failed but to be tried again."""
+
+    moved: int
+    poisoned: int
+    failed: int = 0
+
+
+#: Called with the error of each message that its queue has refused.
+OnRefused = Callable[[BaseException], None]
+
+
+def ignore(error: BaseException) -> None:
+    """An ``OnRefused`` of who need not know."""
+
+
+class StepFailed(Exception):
+    """A step of the dispatch failed because of ``__cause__``. What was not committed by then is undone."""
+
+
+class FetchFailed(StepFailed):
+    """The store could not be opened or asked for what is due."""
+
+
+class DispatchFailed(StepFailed):
+    """A message was fetched and could not be handed over, for a reason that is not the message's."""
+
+
+class RecoveryFailed(StepFailed):
+    """A refused message could neither be counted nor moved to poison."""
+
+
+@contextmanager
+def step(failed: type[StepFailed], alias: str) -> Iterator[None]:
+    """Around a step: what is raised in it is raised as ``failed``, but for a deadlock, after which the same is tried
+    again."""
+    try:
+        yield
+    except (StepFailed, MissingVerb, SemanticsRefused):
+        raise
+    except Exception as error:
+        if isinstance(error, Error) and backend_of(connections[alias]).error_kind(error) is ErrorKind.DEADLOCK:
+            raise
+        raise failed(one_line(error)) from error
+
+
+def poison(
+    alias: str, queue: Any, destination: str, row: Row, reason: str, error: BaseException, *, retries: int
+) -> None:
+    """Keep a message that could not be delivered, in the caller's transaction; the signal follows its commit.
+    ``queue``: None where this process does not know the destination."""
+    insert_poison(
+        alias,
+        destination,
+        row,
+        reason,
+        attempts=retries,
+        exception=error,
+        destination=destination,
+        # A store counts its retries and not when they were. By the database's clock.
+        first_failed_at=first_failed(row.failures) or Now(),
+    )
+
+    def notify() -> None:
+        signals.send(signals.poisoned, Failure(queue, None, row, error, retries), Poison(reason))
+
+    transaction.on_commit(notify, using=alias, robust=True)
+
 
 #: A message that is due for longer than this is moved by no dispatcher.
 OVERDUE = timedelta(minutes=1)
@@ -115,7 +199,7 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
     queue = None
     try:
         queue = registry.queues.find(destination)
-        _move(alias, table, queue, keys)
+        _move(alias, table, queue, destination, keys)
         return Dispatched(len(keys), 0)
     except QueueNotFound as error:
         with step(RecoveryFailed, alias):
@@ -130,7 +214,7 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
     rows = DelayedMessage.objects.using(alias)
     for key in keys:
         try:
-            _move(alias, table, queue, [key])
+            _move(alias, table, queue, destination, [key])
             moved += 1
         except Error as error:
             if is_locked(error, alias):
@@ -148,12 +232,13 @@ def _dispatch_to(alias: str, table: StoreTable, destination: str, keys: list[int
     return Dispatched(moved, poisoned, failed)
 
 
-def _move(alias: str, table: StoreTable, queue: Any, keys: list[int]) -> None:
+def _move(alias: str, table: StoreTable, queue: Any, destination: str, keys: list[int]) -> None:
     connection = connections[alias]
     # A savepoint: what fails here must not undo what went to other queues.
     with short_lock_waits(alias):
         moved = queue_sql(queue, connection).inserts.insert_from(connection, table, keys)
         gone = backend_of(connection).delayed.delete(connection, table, keys)
+        ledger.count(connection, destination, ledger.DELAYED, ledger.MOVED, -gone)
         if not moved == gone == len(keys):
             raise RuntimeError(f"Dispatch of {len(keys)} messages inserted {moved} and removed {gone}.")
     notifier.sent(queue, connection)
@@ -164,7 +249,7 @@ def _poison(alias: str, queue: Any, destination: str, keys: list[int], reason: s
     lost = list(rows)
     for row in lost:
         poison(alias, queue, destination, row_from(row), reason, error, retries=row.retries)
-    if rows.delete()[0] != len(lost):
+    if ledger.delete(rows, ledger.DELAYED) != len(lost):
         raise RuntimeError(f"{len(lost)} undeliverable messages went to poison, but another number left the store.")
     return len(lost)
 
@@ -186,3 +271,120 @@ def next_due_in(alias: str, seen: Agenda | None = None) -> timedelta | None:
             remaining = due - backend_of(connection).now(connection)
             found = remaining if found is None else min(found, remaining)
     return found
+
+
+log = logging.getLogger("queueapp")
+
+
+def dispatch_next(
+    store: DelayedStore,
+    at: datetime,
+    on_refused: OnRefused = ignore,
+    semantics: Semantics = Semantics.TRANSACTIONAL,
+) -> Dispatched | None:
+    """Dispatch one message of a third party's store that is due at ``at``; None: there is none. ``semantics``: what the
+    store was opened for. A message for a queue that this process does not know becomes poison: the contract has no way
+    to leave it alone and look behind it. Raises StepFailed."""
+    if semantics is Semantics.TRANSACTIONAL:
+        with transaction.atomic(using=store.alias):
+            return _in_one_transaction(store, at, on_refused)
+    return _at_least_once(store, at, on_refused)
+
+
+def _in_one_transaction(store: DelayedStore, at: datetime, on_refused: OnRefused) -> Dispatched | None:
+    alias = store.alias
+    with step(FetchFailed, alias):
+        message = store.fetch_next_due(at)
+    if message is None:
+        return None
+    try:
+        queue = _send(alias, message)
+    except Exception as error:
+        # Also what is no error of the database: another store may hold what no column takes.
+        if is_transient(error, alias):
+            with step(DispatchFailed, alias):
+                raise
+        _report(error, on_refused)
+        with step(RecoveryFailed, alias):
+            if _may_retry(message, error):
+                return _counted(store, message)
+            if not store.remove(message):
+                return Dispatched(0, 0)  # another dispatcher sent it
+            _poison_of_store(alias, message, error)
+        return Dispatched(0, 1)
+    with step(DispatchFailed, alias):
+        gone = store.remove(message)
+    if not gone:
+        # Contract: False says that it was dispatched already. Undo ours rather than send it twice.
+        transaction.set_rollback(True, using=alias)
+        return Dispatched(0, 0)
+    notifier.sent(queue, connections[alias])
+    return Dispatched(1, 0)
+
+
+def _at_least_once(store: DelayedStore, at: datetime, on_refused: OnRefused) -> Dispatched | None:
+    alias = store.alias
+    # A transaction around each call: a store that locks rows of this database in a lower mode needs one.
+    with step(FetchFailed, alias), transaction.atomic(using=alias):
+        message = store.fetch_next_due(at)
+    if message is None:
+        return None
+    try:
+        with transaction.atomic(using=alias):
+            notifier.sent(_send(alias, message), connections[alias])
+        with transaction.atomic(using=alias):
+            gone = store.remove(message)
+    except Exception as error:
+        if is_transient(error, alias):
+            with step(DispatchFailed, alias):
+                raise
+        _report(error, on_refused)
+        with step(RecoveryFailed, alias):
+            if _may_retry(message, error):
+                with transaction.atomic(using=alias):
+                    return _counted(store, message)
+            # Poison first: what is removed before that is committed would be lost with this process.
+            with transaction.atomic(using=alias):
+                _poison_of_store(alias, message, error)
+            with transaction.atomic(using=alias):
+                store.remove(message)
+        return Dispatched(0, 1)
+    if not gone:
+        log.warning("%s: delayed message %s was dispatched by another process as well, and may be there twice.",
+                    message.destination, message.message_id)  # fmt: skip
+    return Dispatched(1, 0)
+
+
+def _send(alias: str, message: Delayed) -> Any:
+    queue = registry.queues.find(message.destination)
+    with transaction.atomic(using=alias):
+        retried = bool(message.deliveries or message.cancels or message.failures)
+        queue_sql(queue, connections[alias]).inserts.insert_row(
+            connections[alias], row_from(message), same_queue=retried
+        )
+    return queue
+
+
+def _report(error: BaseException, on_refused: OnRefused) -> None:
+    if not isinstance(error, QueueNotFound):
+        on_refused(error)
+
+
+def _may_retry(message: Delayed, error: BaseException) -> bool:
+    return not isinstance(error, QueueNotFound) and message.retries < settings.NUMBER_OF_RETRIES
+
+
+def _counted(store: DelayedStore, message: Delayed) -> Dispatched:
+    return Dispatched(0, 0, 1) if store.increment_failure_count(message) else Dispatched(0, 0)
+
+
+def _poison_of_store(alias: str, message: Delayed, error: BaseException) -> None:
+    try:
+        queue = registry.queues.find(message.destination)
+    except QueueNotFound:
+        queue = None
+    missing = isinstance(error, QueueNotFound)
+    reason = ("queue not found: " if missing else "could not be forwarded to ") + message.destination
+    # This attempt is one more than the store has counted; without a queue there was none.
+    attempts = message.retries + (not missing)
+    poison(alias, queue, message.destination, row_from(message), reason, error, retries=attempts)

@@ -36,8 +36,8 @@ from ..models.fields import UtcField
 from ..sql import ErrorKind, backend_of, queue_sql, short_lock_waits
 from ..sql.message_columns import FIRST_TIME, LAST_TIME, row_from
 from ..sql.tables import StoreTable
-from .dispatch_failures import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step
-from .loading import addresses, endpoint_of
+from .dispatch import Dispatched, DispatchFailed, OnRefused, RecoveryFailed, ignore, poison, step
+from .store import addresses, endpoint_of
 
 log = logging.getLogger("queueapp")
 

@@ -15,9 +15,8 @@ from .. import notifier, registry
 from ..errors import InvalidMessage, InvalidOption, MissingVerb
 from ..models import DelayedMessage, Now
 from ..sql import backend_of
-from .dispatch_failures import FetchFailed, step
-from .loading import is_built_in, open_for_any, store_of, stores_of
-from .store import DelayedStore, SqlDelayedStore
+from .dispatch import FetchFailed, step
+from .store import DelayedStore, SqlDelayedStore, is_built_in, open_for_any, store_of, stores_of
 
 #: More than any store has.
 _ALL = 10**9

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import QueueError, UndecodableMessage
 from ..messages.body_filters import Step, innermost, register_wrapping
-from ..messages.header_names import CONTENT_TYPE, ENCRYPT_FOR, ENCRYPTION_KEY
+from ..messages.headers import CONTENT_TYPE, ENCRYPT_FOR, ENCRYPTION_KEY
 from . import keyring, subject_keys
 
 NONCE = 12

@@ -2,7 +2,7 @@
 
 ``compile_expression`` parses a text once into closures; what it returns is evaluated on any number of messages, from
 any thread. Nothing here reads a database, a file or a clock: the same message always gives the same value. Both the
-text and messages are not trusted, so every size that depends on them is bounded (``ast.py``).
+text and messages are not trusted, so every size that depends on them is bounded (``parser.py``).
 
 Needs the extra ``queueapp[expressions]``. The language is described in ``docs/reference/expressions.md``.
 """

@@ -15,7 +15,23 @@ from typing import Any
 import re2
 
 from ..errors import InvalidExpression
-from .ast import (
+from .coercion import (
+    ARITHMETIC,
+    COMPARISONS,
+    MIRRORED,
+    Compare,
+    Known,
+    any_of,
+    calculated,
+    compared,
+    first,
+    number_of,
+    scalars,
+    text_of,
+    truth_of,
+)
+from .functions import CHANGING, FUNCTIONS, SPECIAL, Function, array_count, array_to_string
+from .parser import (
     KEPT,
     MAX_PATTERN_MEMORY,
     MAX_PATTERN_STEPS,
@@ -34,11 +50,8 @@ from .ast import (
     Negative,
     Node,
     Not,
+    parse,
 )
-from .coercion import ARITHMETIC, calculated, first, number_of, text_of, truth_of
-from .comparison import COMPARISONS, MIRRORED, Compare, Known, any_of, compared, scalars
-from .functions import CHANGING, FUNCTIONS, SPECIAL, Function, array_count, array_to_string
-from .parser import parse
 from .paths import ParsedMessage, Read, reader
 
 Found = Callable[[str], bool | None]

@@ -13,8 +13,8 @@ from math import ceil, floor, isfinite, nan
 from typing import Any
 from zlib import crc32
 
-from .ast import MAX_TEXT
 from .coercion import Number, first, fitting, number_of, text_of
+from .parser import MAX_TEXT
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from typing import Any
 from django.db import DataError, Error, IntegrityError, connections, transaction
 
 from .. import messages, notifier, signals
-from ..consuming.registration import Registration
+from ..consuming.registry import Registration
 from ..errors import MessageCancelled, UndecodableMessage
-from ..flow import group_members
+from ..flow import group_members, ledger
 from ..models import DelayedMessage, Now, ProcessedMessage
 from ..models.delivery import Ordering
-from ..models.delivery.expire_actions import KeepAsPoison, PublishTo, action_for
+from ..models.delivery.options import KeepAsPoison, PublishTo, action_for
 from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Row, message_values
 from ..sql.tables import QueueTable
@@ -35,8 +35,7 @@ from .expire_actions import publish
 from .history import ProcessDied, append, attempts_of, clean, one_line
 from .limits import LimitReached, in_words, reached
 from .poison_store import insert_poison, insert_poison_minimal, is_transient
-from .policy import Failure, ask
-from .recoverability import Discard, Poison, RetryLater, RetryNow, Verdict
+from .recoverability import Discard, Failure, Poison, RetryLater, RetryNow, Verdict, ask
 
 #: How often a failure is tried to be recorded in full, where the error may be another one the next time.
 TRIES = 3
@@ -115,6 +114,7 @@ def fail_taken(
         decided = verdict or _of_an_operator(exception) or ask(failure, alias)
         if isinstance(decided, RetryNow | RetryLater):
             decided = Poison("at-most-once, not retried: " + one_line(exception))
+        ledger.reclassify(queue, connections[alias], 1, ledger.ACKED, ledger.MOVED)
         _keep(failure, decided, _history(row, failure, decided), alias)
         notifier.run_every_hook(connections[alias])
         once.decided = AppliedVerdict(failure, decided, connections[alias])
@@ -122,6 +122,7 @@ def fail_taken(
 
     def bare(error: BaseException) -> AppliedVerdict | None:
         if once.first():
+            ledger.reclassify(queue, connections[alias], 1, ledger.ACKED, ledger.MOVED)
             once.decided = AppliedVerdict(failure, _insert_minimal(failure, alias, error), connections[alias])
         return once.decided
 
@@ -194,6 +195,7 @@ def decide_taken(
     if isinstance(verdict, RetryNow):
         sql.inserts.insert_row(connection, failure.row._replace(failures=failures), same_queue=True)
     else:
+        ledger.reclassify(queue, connection, 1, ledger.ACKED, ledger.MOVED)
         _keep(failure, verdict, failures, alias)
     return AppliedVerdict(failure, verdict, connection)
 
@@ -327,6 +329,7 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
             )
             # Not save(): its signals are the user's.
             DelayedMessage.objects.using(alias).bulk_create([later])
+            ledger.count(connections[alias], later.destination, ledger.DELAYED, ledger.MOVED)
         except (DataError, IntegrityError):
             raise  # this message's fault, and not the store's
         except Error as error:

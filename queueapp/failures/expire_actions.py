@@ -20,9 +20,9 @@ from django.db import connections, transaction
 
 from .. import messages, signals
 from ..errors import QueueError
-from ..flow import group_members
+from ..flow import group_members, ledger
 from ..messages.checkpoints import take_checkpoint
-from ..models.delivery.expire_actions import (
+from ..models.delivery.options import (
     FORCED_EXPIRE,
     MAX_DELIVERIES,
     TIME_LIMIT,
@@ -84,6 +84,7 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
     """Do with these messages what their queue says, in the caller's transaction, which has taken them out; and tell the
     receivers of the signal ``expired`` once that is committed."""
     given = [_with_time(queue, alias, message) for message in given]
+    kept = 0
     for message in given:
         action = action_for(queue.delivery.on_expired, message.reasons)
         if isinstance(action, PublishTo):
@@ -92,6 +93,8 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
             insert_poison(
                 alias, queue._meta.label, _marked(message), message.text, attempts=attempts_of(message.row.failures)
             )
+            kept += 1
+    ledger.reclassify(queue, connections[alias], len(given) - kept, ledger.MOVED, ledger.EXPIRED)
     hook = removal_hook_of(queue)
     if hook is not None and given:
         hook(alias, [message.row for message in given], "expired")
@@ -130,6 +133,7 @@ def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequen
             raise QueueError("nothing here publishes to topics")
         headers = messages.decode_headers(row.headers)
         take_checkpoint(headers)  # its consumer's; who gets this one has not begun
+        headers.pop(messages.WORKFLOW, None)  # nothing follows what was not handled
         if row.body is not None:
             # What it was in its queue, where it does not say so itself: its bytes alone would be of no type.
             kind = messages.read_head(row.headers)[1] or content_type_of(queue) or messages.JSON

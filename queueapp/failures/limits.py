@@ -4,8 +4,8 @@
 *Deliveries* count hand-outs. A lease counts one, and it is taken off again when the message is given back unstarted; of
 a TRANSACTIONAL receive, which leaves nothing behind when it is rolled back, those are counted whose handler failed.
 *Cancels* count what was given back on purpose. *Attempts* count handlers that started: the failed ones are in the
-history that the row carries (``failures.attempts_of``), also those that took their process with them, which its
-supervisor writes down. They have no column, and are not deliveries less cancels either: that would count deliveries
+history that the row carries (``failures.history``), also those that took their process with them, which its supervisor
+writes down. They have no column, and are not deliveries less cancels either: that would count deliveries
 without an ack as attempts, because a whole process tree died or a give-back did not arrive in time, and most of those
 messages were only waiting for their turn. A fresh message has no history, so it costs a claim nothing to return it.
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from ..conf import settings
 from ..messages import counted_attempts, counts_a_death
-from ..models.delivery.expire_actions import MAX_CANCELS, MAX_DELIVERIES
+from ..models.delivery.options import MAX_CANCELS, MAX_DELIVERIES
 from ..sql.claims import CANCELS, DELIVERIES, FAILURES, HEADERS, Claimed
 from ..sql.message_columns import Row
 from .history import attempts_of, is_moved_back, records_a_death

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from .. import notifier, registry
 from ..conf import settings
 from ..consuming.registry import registered
 from ..errors import InvalidMessage, InvalidOption, MessageNotFound, QueueNotFound, UndecodableMessage
-from ..flow import group_members
+from ..flow import group_members, ledger
 from ..messages.body_filters import innermost, is_secret, wrapped_anew
 from ..models import DelayedMessage, Now, PoisonMessage
 from ..models.delivery.topics import content_type_of
@@ -104,6 +104,8 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
                 connection, store, numbers, reset_counts=reset_counts
             )
             gone = backend_of(connection).delayed.delete(connection, store, numbers)
+            for name, left in Counter(row.queue for row in rows if row.number in set(numbers)).items():
+                ledger.count(connection, name, ledger.POISON, ledger.MOVED, -left)
             if count != gone:
                 raise RuntimeError(f"Requeue copied {count} messages into {queue._meta.label} but removed {gone}.")
             moved += count
@@ -112,7 +114,7 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
             chosen = everything.filter(number__in=numbers)
             anew = dict.fromkeys(COUNTS) if reset_counts else {}
             moved += send_back(alias, destination, [row_from(row, **anew) for row in chosen.order_by("number")])
-            chosen.delete()
+            ledger.delete(chosen, ledger.POISON)
     return moved
 
 
@@ -219,7 +221,7 @@ def drop_old(retention: timedelta, *, using: str = "default") -> int:
     old = kept.filter(archived_at__lt=Now() - retention)
     keys = list(nonblocking(old).order_by("number").values_list("number", flat=True)[:BATCH])
     # Asked again: one that was restored since then stays.
-    return old.filter(number__in=keys).delete()[0]
+    return ledger.delete(old.filter(number__in=keys), ledger.POISON)
 
 
 def find(numbers: Iterable[int] | None = None, *, using: str = "default", **filters: Any) -> QuerySet[PoisonMessage]:

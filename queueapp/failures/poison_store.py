@@ -12,7 +12,7 @@ from typing import Any
 from django.db import Error, connections, transaction
 
 from .. import messages
-from ..flow import group_members
+from ..flow import group_members, ledger, results, workflow
 from ..models import PoisonMessage
 from ..sql import ErrorKind, backend_of
 from ..sql.message_columns import BY_NAME, COUNTS, Kind, Row, message_values
@@ -97,8 +97,11 @@ def insert(alias: str, **columns: Any) -> None:
     # user's.
     with transaction.atomic(using=alias):
         PoisonMessage.objects.using(alias).bulk_create([PoisonMessage(**columns)])
+        ledger.count(connections[alias], columns["queue"], ledger.POISON, ledger.MOVED)
         if group_members.is_member(columns["headers"]):
             group_members.end(connections[alias], [columns["message_id"]], group_members.POISON)
+        if (keep_s := workflow.kept_for(columns["headers"])) is not None:
+            results.store_failure(alias, columns, keep_s)
 
 
 def _whole_number(value: Any) -> int:

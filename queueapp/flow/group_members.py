@@ -18,22 +18,22 @@ COMMITTED.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from django.db import DataError, IntegrityError, connections, router, transaction
+from django.db import connections, router, transaction
 from django.db.models import Sum
 
-from .. import messages, notifier, registry, sql
+from .. import messages
 from ..conf import settings
-from ..errors import InvalidMessage, QueueNotFound
-from ..models import DelayedMessage, GroupAddition, GroupMember, GroupMessage, MessageGroup, Now
-from ..sql import QueueSql, backend_of
-from ..sql.acks import LeaseHolder
+from ..errors import InvalidMessage, QueueError
+from ..models import GroupAddition, GroupMember, GroupMessage, MessageGroup, Now
+from ..sql import backend_of
 from ..sql.groups import GroupTables
-from ..sql.message_columns import message_values, row_from
+from ..sql.message_columns import row_from
+from .ledger import transaction_on
+from .workflow import deliver
 
 #: Only members have it in their headers.
 _MARK = f'"{messages.GROUP}":'
@@ -57,16 +57,6 @@ def is_member(headers: str) -> bool:
 def members_among(rows: Any) -> Any:
     """The members among the rows of a queryset of stored messages."""
     return rows.filter(headers__contains=_MARK)
-
-
-@contextmanager
-def _transaction(connection: Any) -> Iterator[None]:
-    """The open transaction, or one of its own."""
-    if connection.in_atomic_block or not connection.get_autocommit():
-        yield
-        return
-    with transaction.atomic(using=connection.alias):
-        yield
 
 
 # -- adding ------------------------------------------------------------------------------------------------------------
@@ -106,7 +96,7 @@ def end(connection: Any, ids: Sequence[uuid.UUID], outcome: int = DONE) -> None:
     of that transaction, so that nothing is kept locked for long."""
     if not ids:
         return
-    with _transaction(connection):
+    with transaction_on(connection):
         ended = backend_of(connection).groups.end(connection, tables(), ids, outcome)
         _complete_all(connection, {group for group, has_waiting in ended if not has_waiting})
 
@@ -161,7 +151,15 @@ def _complete_all(connection: Any, groups: set[uuid.UUID]) -> None:
         group, depth = max(depths.items(), key=lambda item: (item[1], item[0]))
         del depths[group]
         locked = statements.lock(connection, tables(), group)
-        if locked is None or locked.is_complete or statements.is_waiting(connection, tables(), group):
+        if locked is None or locked.is_complete:
+            continue
+        if statements.is_waiting(connection, tables(), group):
+            if backend_of(connection).sessions.has_fixed_snapshot(connection):
+                # The other one may have been the last, and each would leave the completion to the other.
+                raise QueueError(
+                    f"A member of group {group} cannot end in this transaction, which does not see what others commit: "
+                    "it has to be READ COMMITTED."
+                )
             continue
         has_failed = _complete(connection, group)
         if locked.parent is not None:
@@ -191,20 +189,9 @@ def _send(connection: Any, stored: GroupMessage, done: int, failed: int) -> None
         messages.GROUP_DONE: str(done),
         messages.GROUP_FAILED: str(failed),
     }
-    row = row_from(stored, headers=messages.encode_headers(headers), enqueued_at=None)
-    try:
-        queue = registry.queues.find(stored.destination)
-        # A savepoint: what its queue refuses goes another way, or the last member could never end.
-        with transaction.atomic(using=connection.alias):
-            sql.queue_sql(queue, connection).inserts.insert_row(connection, row)
-        notifier.sent(queue, connection)
-    except (QueueNotFound, DataError, IntegrityError):
-        # A dispatcher that knows the queue delivers it, or keeps it as poison with the reason.
-        values = message_values(row)
-        DelayedMessage.objects.using(connection.alias).bulk_create(
-            [DelayedMessage(message_id=row.id, destination=stored.destination, due=Now(), **values)]
-        )
-        notifier.delayed(connection)
+    deliver(
+        connection, stored.destination, row_from(stored, headers=messages.encode_headers(headers), enqueued_at=None)
+    )
 
 
 #: Groups that maintenance deletes at once.
@@ -221,55 +208,3 @@ def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
             for model in (GroupMember, GroupAddition):
                 model.objects.using(alias).filter(group_id__in=keys).delete()
             old.filter(pk__in=keys).delete()
-
-
-# -- acks --------------------------------------------------------------------------------------------------------------
-
-
-class MemberAcks:
-    """``Acks`` of a queue with ``groups``: an ack ends its messages as members, in one transaction."""
-
-    def __init__(self, acks: Any) -> None:
-        #: Those that end no member: where the handler runs after the ack, in its transaction.
-        self.plain = acks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
-
-    def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
-        return len(self._ack(connection, seqs, token, None))
-
-    def try_ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
-        return [seq for seq, _ in self._ack(connection, seqs, token, wait_ms)]
-
-    def _ack(
-        self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None
-    ) -> list[tuple[int, uuid.UUID]]:
-        with _transaction(connection):
-            gone: list[tuple[int, uuid.UUID]] = self.plain.ack_ids(connection, seqs, token, wait_ms)
-            end(connection, [identity for _, identity in gone])
-        return gone
-
-
-class MemberAckBySeq:
-    """``AckBySeq`` of a queue with ``groups``: the same."""
-
-    def __init__(self, acks: Any) -> None:
-        self._acks = acks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._acks, name)
-
-    def ack(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> int:
-        with _transaction(connection):
-            ids = self._acks.ack_ids(connection, seqs, holder)
-            end(connection, ids)
-        return len(ids)
-
-
-def _wrap_acks(statements: QueueSql) -> None:
-    wrapped: Any = statements
-    wrapped.acks, wrapped.ack_by_seq = MemberAcks(statements.acks), MemberAckBySeq(statements.ack_by_seq)
-
-
-sql.end_members_with_acks = _wrap_acks

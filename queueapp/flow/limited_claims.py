@@ -162,8 +162,11 @@ class LimitedClaims:
     ) -> ClaimResult | tuple[bool, Sequence[Claimed]]:
         """Under the lock: the messages claimed, or, after an assignment, whether the limit is reached and the
         unassigned messages."""
+        leases = self.sql.limits.leases(connection)
+        if leases is None:  # what cannot be counted may be at the limit
+            return ClaimResult([], at_limit=True)
         out = Counter[uuid.UUID]()
-        for lease in self.sql.limits.leases(connection):
+        for lease in leases:
             out[lease.owner] += lease.messages
         subscriptions = self._subscriptions(out, owner, subscription)
         maximum = self.limit

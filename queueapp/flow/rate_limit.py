@@ -1,4 +1,5 @@
 """Rate limits (``Delivery.rate``): a token bucket per queue, in a row of its database, by the database's clock.
+(``rate_per_key``: the claims themselves take tokens, ``sql``'s ``FairClaims``; here full buckets are deleted.)
 
 A claim takes a token for each message that it may bring, and waits in no way: without a token it does not happen, and
 the pump looks again when there is one. Messages stay in their places. At rates from ``PREFETCHED`` on a process takes
@@ -11,14 +12,16 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, router, transaction
 from django.db.models import F
 from django.db.models.functions import Least
 
-from ..models import Now, TokenBucket, UtcField
+from .. import registry
+from ..models import KeyTokenBucket, Now, TokenBucket, UtcField
 from ..models.delivery.options import per_second
 
 #: Seconds whose tokens a process takes at once, and how long it may keep them.
@@ -27,6 +30,9 @@ AHEAD, KEPT = 0.05, 0.1
 PREFETCHED = 1 / AHEAD
 #: Seconds between two looks at an empty bucket, at least: so many messages are then claimed together.
 SHORTEST_WAIT = 0.02
+#: Buckets that have been full for so long are deleted, so many at once: a claim whose clock is a little behind must not
+#: find a full one too early.
+FULL_FOR, BATCH = timedelta(minutes=1), 1000
 
 
 Run = Callable[[Callable[[], int]], int]
@@ -120,6 +126,21 @@ def rate_limit_of(queue: Any, alias: str) -> RateLimit:
     """The limit of a queue with a ``rate``, one in a process."""
     key = queue._meta.label, alias, queue.delivery.rate, queue.delivery.rate_burst
     return _of.get(key) or _of.setdefault(key, RateLimit(queue, alias))
+
+
+def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:
+    """Delete the buckets of keys (``rate_per_key``) that are full."""
+    queues = [queue for queue in registry.queues if queue.delivery.rate_per_key is not None]
+    if not any(router.db_for_write(queue) == alias for queue in queues):
+        return
+    rows = KeyTokenBucket.objects.using(alias)
+    while may_continue():
+        with transaction.atomic(using=alias):
+            full = rows.select_for_update(skip_locked=True).filter(full_at__lt=Now() - FULL_FOR)
+            keys = list(full.values_list("pk", flat=True)[:BATCH])
+            rows.filter(pk__in=keys).delete()
+        if len(keys) < BATCH:
+            return
 
 
 def forget() -> None:

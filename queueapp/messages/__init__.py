@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from .bodies import (
     Read,
     body_decoder,
+    codec_for,
+    codec_of,
     decode_body,
     encode,
     encode_alike,
@@ -19,10 +21,10 @@ from .bodies import (
     read_as,
     read_stored,
     reader_of,
+    register_codec,
     type_headers,
 )
-from .codecs import codec_for, codec_of, register_codec
-from .header_names import (
+from .headers import (
     ATTEMPTS,
     BASE_TYPES,
     BYTES,
@@ -59,8 +61,7 @@ from .header_names import (
     TOPIC,
     TYPE,
     TYPE_VERSION,
-)
-from .headers import (
+    WORKFLOW,
     Kind,
     count_attempts,
     counted_attempts,
@@ -127,6 +128,7 @@ __all__ = [
     "TOPIC",
     "TYPE",
     "TYPE_VERSION",
+    "WORKFLOW",
     "Kind",
     "Read",
     "as_uuid",

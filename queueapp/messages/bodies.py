@@ -1,22 +1,38 @@
 """Bodies: JSON by ``msgspec`` (structs, dataclasses, dicts), raw bytes, or what the codec of another message type
-makes."""
+makes.
+
+There is one codec per message type of a queue (``Delivery.message_type``): ``json``, ``msgpack``, and ``binary``, which
+takes bytes and knows nothing of them. A project adds its own with ``register_codec``. Consumers find the codec by the
+content type that a message names; a message that names none, of a foreign producer, is of its queue's.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import uuid
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
 
-from ..errors import InvalidMessage, UndecodableMessage, shortened
+from ..errors import InvalidMessage, InvalidOption, UndecodableMessage, shortened
 from .body_filters import decompressed, is_wrapped, opened
-from .codecs import Codec, codec_for, codec_of, packed_decoder
-from .header_names import BASE_TYPES, BYTES, CONTENT_TYPE, JSON, MSGPACK, TYPE, TYPE_VERSION
-from .headers import Kind, decode_headers, encode_headers, read_kind
+from .headers import (
+    BASE_TYPES,
+    BYTES,
+    CONTENT_TYPE,
+    JSON,
+    MSGPACK,
+    TYPE,
+    TYPE_VERSION,
+    Kind,
+    decode_headers,
+    encode_headers,
+    read_kind,
+)
 from .types import class_named, is_typed, to_known_version, type_name, type_names, type_version
 
 _encoder = msgspec.json.Encoder()
@@ -292,3 +308,89 @@ def first_not_finite(body: Any) -> tuple[str, float] | None:
         elif isinstance(value, list | tuple):
             pending += [(value[place], f"{where}[{place}]") for place in reversed(range(len(value)))]
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """One message type. ``decode`` gives what JSON has: dicts, lists, texts, numbers, truths, None; expressions read
+    that."""
+
+    name: str
+    content_type: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+_by_name: dict[str, Codec] = {}
+_by_content_type: dict[str, Codec] = {}
+
+
+def register_codec(
+    name: str,
+    *,
+    content_type: str,
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+    aliases: Iterable[str] = (),
+) -> None:
+    """Add a message type for ``Delivery.message_type``: in ``AppConfig.ready`` or beside the queues, in every process.
+
+    ``encode`` makes bytes of a body and ``decode`` plain values of bytes; both raise whatever they like when they
+    cannot. ``content_type`` goes into the header of that name; ``aliases`` are others under which foreign producers
+    send the same. Raises InvalidOption for a name or content type that is taken.
+
+    >>> register_codec("bson", content_type="application/bson", encode=bson.encode, decode=bson.decode)
+    """
+    codec = Codec(name, content_type, encode, decode)
+    known = _by_name.get(name)
+    if (known is not None and known.content_type != content_type) or name in _BUILT_IN:
+        raise InvalidOption("register_codec name", name, f"none of {', '.join(sorted(_by_name))}")
+    for spelling in (content_type, *aliases):
+        if "/" not in spelling or spelling in (JSON, BYTES) or _by_content_type.get(spelling, codec).name != name:
+            raise InvalidOption("register_codec content_type", spelling, "a content type that no other codec has")
+    _by_name[name] = codec
+    for spelling in (content_type, *aliases):
+        _by_content_type[spelling] = codec
+
+
+def codec_of(message_type: str, where: str = "message_type") -> Codec:
+    """The codec of a message type. Raises InvalidOption for one that is not registered."""
+    try:
+        return _by_name[message_type]
+    except KeyError:
+        accepted = f"one of {', '.join(sorted(_by_name))}, or what register_codec added in this process"
+        raise InvalidOption(where, message_type, accepted) from None
+
+
+def codec_for(content_type: str) -> Codec | None:
+    """The codec of a content type that is neither JSON nor bytes; None: none is registered."""
+    return _by_content_type.get(content_type) or _by_content_type.get(content_type.partition(";")[0].strip().lower())
+
+
+def encoded_content_types() -> tuple[str, ...]:
+    """The content types that have a codec here: all but JSON and bytes."""
+    return tuple(_by_content_type)
+
+
+def _refuse_to_encode(body: Any) -> bytes:
+    raise TypeError("the queue's message_type is binary, so a body is bytes or None")
+
+
+def _keep(body: bytes) -> bytes:
+    return body
+
+
+@lru_cache(maxsize=1024)
+def packed_decoder(cls: Any) -> Callable[[bytes], Any]:
+    """The MessagePack decoder of a message class, made once."""
+    return msgspec.msgpack.Decoder(cls).decode if cls is not Any else msgspec.msgpack.Decoder().decode
+
+
+for _codec in (
+    Codec("json", JSON, msgspec.json.Encoder().encode, msgspec.json.Decoder().decode),
+    Codec("msgpack", MSGPACK, msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode),
+    Codec("binary", BYTES, _refuse_to_encode, _keep),
+):
+    _by_name[_codec.name] = _codec
+_BUILT_IN = frozenset(_by_name)
+_by_content_type |= dict.fromkeys((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"), _by_name["msgpack"])

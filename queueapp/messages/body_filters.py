@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import QueueError, UndecodableMessage
-from .header_names import CONTENT_TYPE, ENCRYPT_FOR, ENCRYPTION_KEY
-from .headers import decode_headers, encode_headers
+from .headers import CONTENT_TYPE, ENCRYPT_FOR, ENCRYPTION_KEY, decode_headers, encode_headers
 
 #: (body, id of its message) -> body
 Step = Callable[[bytes, uuid.UUID], bytes]
@@ -144,7 +143,7 @@ def zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]:
 NAMES = ("zlib", "zstd", "encrypted")
 _by_name: dict[str, Wrapping] = {"zlib": Zlib(), "zstd": Zstd()}
 #: Of the content types of all, also of those that are not registered here.
-_SUFFIXES = {"+zlib": "zlib", "+zstd": "zstd", "+aes256gcm": "encrypted"}
+SUFFIXES = {"+zlib": "zlib", "+zstd": "zstd", "+aes256gcm": "encrypted"}
 #: A body is not opened more often: there are bytes that zlib makes the same bytes of.
 MOST_STEPS = 16
 #: How a sealed text begins (no JSON does), and the content type that its seal covers: it cannot be exchanged with the
@@ -184,9 +183,9 @@ def _taken_apart(content_type: str) -> tuple[str, list[str]]:
     since it is a text of unknown origin and of any length."""
     parts = content_type.rsplit("+", MOST_STEPS + 1)
     plain, first = len(parts), 1 if parts[0] else 2
-    while plain > first and f"+{parts[plain - 1]}" in _SUFFIXES:
+    while plain > first and f"+{parts[plain - 1]}" in SUFFIXES:
         plain -= 1
-    return "+".join(parts[:plain]), [_SUFFIXES[f"+{part}"] for part in parts[plain:]]
+    return "+".join(parts[:plain]), [SUFFIXES[f"+{part}"] for part in parts[plain:]]
 
 
 def sealing(

@@ -12,8 +12,7 @@ import msgspec
 from ..errors import InvalidMessage, UndecodableMessage
 from .bodies import first_not_finite
 from .body_filters import open_text, seal_text
-from .header_names import CHECKPOINT
-from .headers import decode_headers
+from .headers import CHECKPOINT, decode_headers
 
 #: Bytes of JSON. It is written anew with each checkpoint, and read with each claim.
 MAX_CHECKPOINT = 64 * 1024

@@ -172,7 +172,18 @@ class Migration(migrations.Migration):
                     "errors",
                     models.TextField(default="[]", help_text="JSON: key and error of the first messages that failed."),
                 ),
-                ("note", models.CharField(blank=True, default="", help_text="Why it paused itself.", max_length=500)),
+                (
+                    "waiting",
+                    models.TextField(
+                        default="{}", help_text="JSON: the messages of a canary's last batch that have not ended."
+                    ),
+                ),
+                (
+                    "note",
+                    models.CharField(
+                        blank=True, default="", help_text="Why it paused itself, or how it ended.", max_length=500
+                    ),
+                ),
                 (
                     "state",
                     models.CharField(
@@ -768,6 +779,50 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="PoisonNote",
+            fields=[
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                ("group_key", models.CharField(max_length=64)),
+                (
+                    "queue",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text="The queue of a canary; empty: an operator's.",
+                        max_length=200,
+                    ),
+                ),
+                (
+                    "version",
+                    models.CharField(
+                        blank=True,
+                        db_default="",
+                        default="",
+                        help_text="The worker version of a canary.",
+                        max_length=64,
+                    ),
+                ),
+                ("text", models.CharField(max_length=1000)),
+                ("username", models.CharField(blank=True, db_default="", default="", max_length=150)),
+                ("written_at", queueapp.models.fields.UtcField(db_default=queueapp.models.fields.Now())),
+            ],
+            options={
+                "verbose_name": "note on a poison group",
+                "ordering": ["-number"],
+                "default_permissions": (),
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "indexes": [models.Index(fields=["group_key", "number"], name="queueapp_poisonnote_of")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("version__gt", "")),
+                        fields=("group_key", "queue", "version"),
+                        name="queueapp_poisonnote_canary",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="ProcessedMessage",
             fields=[
                 ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
@@ -867,7 +922,7 @@ class Migration(migrations.Migration):
                     "pending",
                     models.TextField(
                         blank=True,
-                        help_text="The staging tables that are still to be moved, as JSON (atomic = false).",
+                        help_text="Staging tables to be moved (atomic = false) or prepared transactions to be committed, as JSON.",
                         null=True,
                     ),
                 ),
@@ -1077,6 +1132,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="KeyTokenBucket",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("queue", models.CharField(max_length=200)),
+                ("key", models.CharField(max_length=200)),
+                ("full_at", queueapp.models.fields.UtcField()),
+            ],
+            options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "constraints": [models.UniqueConstraint(fields=("queue", "key"), name="queueapp_keytokenbucket_key")],
+            },
+        ),
+        migrations.CreateModel(
             name="GroupAddition",
             fields=[
                 ("number", models.BigAutoField(primary_key=True, serialize=False)),
@@ -1191,6 +1259,94 @@ class Migration(migrations.Migration):
                     models.Index(fields=["completed_at"], name="queueapp_group_old"),
                     models.Index(fields=["created_at"], name="queueapp_group_new"),
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="MessageResult",
+            fields=[
+                (
+                    "id",
+                    queueapp.models.fields.GuidField(
+                        help_text="The id of the message.", primary_key=True, serialize=False
+                    ),
+                ),
+                ("queue", models.CharField(max_length=200)),
+                ("headers", models.TextField(default="{}", help_text="How the value is encoded.")),
+                (
+                    "body",
+                    queueapp.models.fields.BytesField(
+                        blank=True, help_text="The value, as its queue would store it.", null=True
+                    ),
+                ),
+                (
+                    "error",
+                    models.TextField(
+                        blank=True, default="", help_text="Of a poison message; '' for one that was handled."
+                    ),
+                ),
+                (
+                    "attempts",
+                    models.IntegerField(blank=True, help_text="Unknown where a client has acked it.", null=True),
+                ),
+                (
+                    "started_at",
+                    queueapp.models.fields.UtcField(blank=True, help_text="When the last attempt started.", null=True),
+                ),
+                ("finished_at", queueapp.models.fields.UtcField()),
+                ("expires_at", queueapp.models.fields.UtcField(help_text="When maintenance deletes it.")),
+            ],
+            options={
+                "verbose_name": "message result",
+                "ordering": ["-id"],
+                "required_db_features": ["has_select_for_update_skip_locked"],
+                "indexes": [models.Index(fields=["expires_at"], name="queueapp_result_old")],
+            },
+        ),
+        migrations.CreateModel(
+            name="LedgerCheck",
+            fields=[
+                ("queue", models.CharField(max_length=200, primary_key=True, serialize=False)),
+                (
+                    "opened_at",
+                    queueapp.models.fields.UtcField(
+                        blank=True, help_text="When the last opening balance was written.", null=True
+                    ),
+                ),
+                ("checked_at", queueapp.models.fields.UtcField(blank=True, null=True)),
+                (
+                    "closed_at",
+                    queueapp.models.fields.UtcField(
+                        blank=True, help_text="The last time that the ledger closed.", null=True
+                    ),
+                ),
+                ("in_queue", models.BigIntegerField(db_default=0, default=0)),
+                ("in_delayed", models.BigIntegerField(db_default=0, default=0)),
+                ("in_poison", models.BigIntegerField(db_default=0, default=0)),
+                (
+                    "error",
+                    models.CharField(
+                        blank=True, db_default="", default="", help_text="Why it was not checked.", max_length=300
+                    ),
+                ),
+            ],
+            options={
+                "required_db_features": ["has_select_for_update_skip_locked"],
+            },
+        ),
+        migrations.CreateModel(
+            name="LedgerEntry",
+            fields=[
+                ("number", models.BigAutoField(primary_key=True, serialize=False)),
+                ("queue", models.CharField(max_length=200)),
+                ("place", models.SmallIntegerField(choices=[(0, "Queue"), (1, "Delayed"), (2, "Poison")])),
+                ("kind", models.CharField(help_text="opening, sent, acked, expired, or moved.", max_length=8)),
+                ("messages", models.BigIntegerField()),
+                ("minute", queueapp.models.fields.UtcField()),
+                ("level", models.SmallIntegerField(db_default=0, help_text="1: the sum of a minute; 2: of a day.")),
+            ],
+            options={
+                "verbose_name_plural": "ledger entries",
+                "required_db_features": ["has_select_for_update_skip_locked"],
             },
         ),
     ]

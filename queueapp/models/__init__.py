@@ -1,22 +1,32 @@
 """The models: the table of a queue, and the tables that belong to all queues of a database."""
 
 from .alert import Alert, SparkCommit, SubjectKey
-from .bulk_operation import BulkOperation
 from .delivery import Delivery, Semantics
-from .fields import BytesField, GuidField, NaiveUtcField, Now, OrderingKeyField, UtcField, distinct_values
+from .fields import (
+    BytesField,
+    FairKeyField,
+    GuidField,
+    NaiveUtcField,
+    Now,
+    OrderingKeyField,
+    UtcField,
+    distinct_values,
+)
 from .group import GroupAddition, GroupMember, GroupMessage, MessageGroup
 from .journal import CreateJournal, JournalCopied, JournalCursor, JournalEntry
-from .message_key import DeferredAck, MessageKey, ProcessedMessage
+from .ledger import LedgerCheck, LedgerEntry
+from .message_records import DeferredAck, MessageKey, MessageResult, ProcessedMessage
+from .operations import BulkOperation, QueueSnapshot
 from .queue import QueueBase, QueueModel
 from .schedule import Misfire, Schedule
-from .snapshot import QueueSnapshot
-from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, StoredMessage
+from .stored_message import BarrierDelivery, DelayedMessage, ForwardedMessage, PoisonMessage, PoisonNote, StoredMessage
 from .subscribers import (
     DISPATCHER,
     MAINTENANCE,
     NO_QUEUES,
     ClaimRecord,
     FairTurn,
+    KeyTokenBucket,
     Leader,
     QueueControl,
     Subscriber,
@@ -38,6 +48,7 @@ __all__ = [
     "DeferredAck",
     "DelayedMessage",
     "Delivery",
+    "FairKeyField",
     "FairTurn",
     "ForwardedMessage",
     "GroupAddition",
@@ -47,14 +58,19 @@ __all__ = [
     "JournalCopied",
     "JournalCursor",
     "JournalEntry",
+    "KeyTokenBucket",
     "Leader",
+    "LedgerCheck",
+    "LedgerEntry",
     "MessageGroup",
     "MessageKey",
+    "MessageResult",
     "Misfire",
     "NaiveUtcField",
     "Now",
     "OrderingKeyField",
     "PoisonMessage",
+    "PoisonNote",
     "Priority64Index",
     "ProcessedMessage",
     "QueueBase",

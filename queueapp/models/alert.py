@@ -55,7 +55,9 @@ class SparkCommit(models.Model):
     tasks = models.IntegerField(help_text="Spark tasks that staged them.")
     committed_at = UtcField(db_default=Now())
     pending = models.TextField(
-        null=True, blank=True, help_text="The staging tables that are still to be moved, as JSON (atomic = false)."
+        null=True,
+        blank=True,
+        help_text="Staging tables to be moved (atomic = false) or prepared transactions to be committed, as JSON.",
     )
 
     class Meta:

@@ -16,7 +16,7 @@ from django.db import models
 from django.db.models import QuerySet, functions
 
 from ..messages import ORDERING_KEY
-from ..sql.orm import HeaderText
+from ..sql.orm import HeaderKey, HeaderText
 
 
 class GuidField(models.UUIDField):
@@ -134,3 +134,16 @@ class OrderingKeyField(models.GeneratedField):
     def deconstruct(self) -> Any:
         name, _, args, _ = super().deconstruct()
         return name, "queueapp.models.OrderingKeyField", args, {}
+
+
+class FairKeyField(models.GeneratedField):
+    """The key by which messages take turns, a generated column of one header; '' where a message lacks it."""
+
+    def __init__(self, header: str, **kwargs: Any) -> None:
+        self.header = header
+        options = {"expression": HeaderKey(header, 200), "output_field": models.CharField(max_length=200)}
+        super().__init__(**{**kwargs, **options, "db_persist": True})
+
+    def deconstruct(self) -> Any:
+        name = super().deconstruct()[0]
+        return name, "queueapp.models.FairKeyField", [self.header], {}

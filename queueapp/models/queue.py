@@ -18,7 +18,7 @@ from ..errors import InvalidOption
 from ..registry import queues
 from ..sql.claims import FOREVER
 from .delivery import Delivery, ExpirationModel, Semantics, given_options
-from .fields import BytesField, GuidField, Now, OrderingKeyField, UtcField
+from .fields import BytesField, FairKeyField, GuidField, Now, OrderingKeyField, UtcField
 from .table_options import ROWS_CAN_BE_SKIPPED, Priority64Index, RowVersionIndex, TableOptions
 
 MAX_NAME_BYTES = 63
@@ -57,6 +57,8 @@ class QueueBase(ModelBase):
             attrs.setdefault("priority", models.BigIntegerField(db_default=0))
         if delivery.ordering is not None and "only_columns" not in attrs and not _is_inherited("ordering_key", parents):
             attrs.setdefault("ordering_key", OrderingKeyField())
+        if delivery.fair_by is not None and "only_columns" not in attrs and not _is_inherited("fair_key", parents):
+            attrs.setdefault("fair_key", FairKeyField(delivery.fair_by))
         cls: Any = super().__new__(mcs, name, bases, attrs, **kwargs)
         ages = delivery.expiration is not None or delivery.expiration_model is not ExpirationModel.DEFAULT
         delivery.expires_by_age = ages and {field.name for field in cls._meta.concrete_fields} >= AGED
@@ -162,6 +164,13 @@ def _add_indexes_and_options(cls: Any) -> None:
         # Of what is in flight alone: the keys that a claim leaves out. It costs the HOT updates of leases.
         busy = models.Q(lease_token__isnull=False)
         indexes.append(models.Index(fields=["ordering_key"], name=f"{stem}_busy", condition=busy))
+    if delivery.fair_by is not None and "fair_key" in has:
+        # The next key is one seek. No lease changes it, which stays a HOT update.
+        indexes.append(models.Index(fields=["fair_key", "seq"], name=f"{stem}_fair"))
+        if delivery.max_concurrent_per_key is not None:
+            # Of what is in flight alone, to count it. It costs the HOT updates of leases.
+            busy = models.Q(lease_token__isnull=False)
+            indexes.append(models.Index(fields=["fair_key"], name=f"{stem}_busy", condition=busy))
     if holds(cls):
         held = models.Q(lease_expires=FOREVER, lease_token__isnull=True)
         indexes.append(models.Index(fields=["seq"], name=f"{stem}_held", condition=held))

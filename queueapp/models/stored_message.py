@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
 from django.db import models
 
 from .fields import BytesField, GuidField, Now, UtcField
@@ -144,3 +146,40 @@ class PoisonMessage(StoredMessage):
         # Without the reason: it holds text of an exception, which the sender may control, and str() is printed
         # anywhere.
         return f"{self.message_id} of {self.queue}"
+
+
+class PoisonNote(models.Model):
+    """A note on a group of poison messages: an operator's, or the one of a canary of it, of which there is one for each
+    queue and worker version."""
+
+    if TYPE_CHECKING:
+        objects: ClassVar[models.Manager[PoisonNote]]  # the plugin of mypy does not find it here
+
+    number = models.BigAutoField(primary_key=True)
+    group_key = models.CharField(max_length=64)
+    queue = models.CharField(
+        max_length=200, blank=True, db_default="", default="", help_text="The queue of a canary; empty: an operator's."
+    )
+    version = models.CharField(
+        max_length=64, blank=True, db_default="", default="", help_text="The worker version of a canary."
+    )
+    text = models.CharField(max_length=1000)
+    username = models.CharField(max_length=150, blank=True, db_default="", default="")
+    written_at = UtcField(db_default=Now())
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+        default_permissions = ()
+        ordering = ["-number"]
+        verbose_name = "note on a poison group"
+        indexes = [models.Index(fields=["group_key", "number"], name="queueapp_poisonnote_of")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["group_key", "queue", "version"],
+                condition=models.Q(version__gt=""),
+                name="queueapp_poisonnote_canary",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"note {self.number}"

@@ -171,6 +171,26 @@ class TokenBucket(models.Model):
         return f"{self.queue}: {self.tokens:.1f}"
 
 
+class KeyTokenBucket(models.Model):
+    """The tokens of one key of a queue with ``Delivery.rate_per_key``, as the time at which its bucket is full again; a
+    key without a row has a full one. Changed under the queue's lock; maintenance deletes the rows of full buckets."""
+
+    if TYPE_CHECKING:
+        objects: ClassVar[models.Manager[KeyTokenBucket]]  # the plugin of mypy does not find it here
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=200)
+    key = models.CharField(max_length=200)
+    full_at = UtcField()
+
+    class Meta:
+        required_db_features = ROWS_CAN_BE_SKIPPED
+        constraints = [models.UniqueConstraint(fields=["queue", "key"], name="queueapp_keytokenbucket_key")]
+
+    def __str__(self) -> str:
+        return f"{self.queue}, {self.key}: full at {self.full_at}"
+
+
 class Leader(models.Model):
     """One elected role. ``term`` grows with every change of holder, so that a former holder can neither renew nor
     resign a later term."""

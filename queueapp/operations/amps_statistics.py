@@ -102,13 +102,14 @@ def amps_stats(
     if sql.table.counts_in_flight:
         # An exact 0 of leased messages needs no second read.
         leases = sql.limits.leases(connection) if leased or not exact else []
-        outstanding = Counter()
-        for lease in leases:
-            outstanding[lease.owner] += lease.messages
-        stats.backlog = outstanding.total()
-        began = [time_of(lease.token) for lease in leases if lease.token != lease.owner]
-        if began and now is not None:
-            stats.age_of_oldest_lease = max(0.0, (now - min(began)).total_seconds())
+        if leases is not None:  # otherwise what the subscribers report
+            outstanding = Counter()
+            for lease in leases:
+                outstanding[lease.owner] += lease.messages
+            stats.backlog = outstanding.total()
+            began = [time_of(lease.token) for lease in leases if lease.token != lease.owner]
+            if began and now is not None:
+                stats.age_of_oldest_lease = max(0.0, (now - min(began)).total_seconds())
     if live:
         stats.expired_leases = sum(expired for *_, expired in live)
     stats.subscriptions = [

@@ -27,10 +27,11 @@ from ..errors import InvalidOption, QueueNotFound
 from ..failures import poison_operations
 from ..failures.history import clean
 from ..failures.poison_store import is_transient
+from ..flow import ledger
 from ..messages import as_uuid
 from ..models import BulkOperation, DelayedMessage, JournalEntry, Now, PoisonMessage
 from ..sql import ErrorKind, backend_of, nonblocking
-from . import control, journal_replay, selections
+from . import control, journal, requeue_after_deploy, selections
 from .running_handlers import cancel_running
 from .selections import Source
 
@@ -73,7 +74,7 @@ def delete(source: Source, keys: Sequence[int], options: Mapping[str, Any], by: 
     if source.kind == "queue":
         return Result(control.delete(source.model, keys, using=source.alias))
     rows = source.model._base_manager.using(source.alias).filter(pk__in=keys)
-    return Result(delete_rows(rows) if source.kind == "delayed" else rows.delete()[0])
+    return Result(delete_rows(rows) if source.kind == "delayed" else ledger.delete(rows, ledger.POISON))
 
 
 def release_leases(source: Source, keys: Sequence[int], options: Mapping[str, Any], by: str) -> Result:
@@ -225,9 +226,9 @@ def start_replay(options: Mapping[str, Any], *, rate: float | None = None, by: A
     >>> start_replay({"topic": "orders", "since": "epoch", "filter": "", "to": "shop.Orders"}).state  # doctest: +SKIP
     'running'
     """
-    queue = journal_replay.checked(options)
+    queue = journal.checked(options)
     _check_rate(rate)
-    first = journal_replay.preview(options).first
+    first = journal.preview(options).first
     alias = router.db_for_write(queue)
     last = nonblocking(JournalEntry.objects.using(alias)).order_by("-pk").values_list("pk", flat=True).first()
     bounds = (0, -1) if first is None or last is None else (first[0], last)
@@ -292,30 +293,38 @@ def _carry_out_batch(alias: str, number: int) -> bool:
             return False
         source = selections.source_of(operation.source, alias)
         assert source is not None
-        step = _replay_batch if operation.action == REPLAY else _change_batch
         try:
             with transaction.atomic(using=alias):
-                count, cursor, result = step(operation, source)
+                if operation.action == requeue_after_deploy.ACTION:
+                    wait = requeue_after_deploy.advance(operation, alias)
+                else:
+                    wait = _advance(operation, source)
         except Exception as error:
             if is_transient(error, alias):
                 raise
             _pause_for(operation, error)
             return True
-        _add(operation, count, result)
-        operation.cursor = cursor
-        if cursor < operation.last and len(result.errors) == count > 1:
-            # What fails for each of them is likely to fail for the rest.
-            operation.state = PAUSED
-            operation.note = f"Paused: no message of the last batch could be changed. It goes on behind {cursor}."
-        elif cursor >= operation.last:
-            operation.state = FINISHED
-            log.info("%s %d on %s has ended: %d changed, %d skipped, %d failed.", operation.action, number,
-                     operation.source, operation.changed, operation.skipped, operation.failed,
-                     extra={"operation": number, "queue": operation.source})  # fmt: skip
-        wait = timedelta(seconds=count / operation.rate) if operation.rate else timedelta(0)
         operation.next_at, operation.changed_at = Now() + wait, Now()
         operation.save()
     return True
+
+
+def _advance(operation: BulkOperation, source: Source) -> timedelta:
+    """Carry the next batch out, and count it; returns how long the one after it waits."""
+    step = _replay_batch if operation.action == REPLAY else _change_batch
+    count, cursor, result = step(operation, source)
+    _add(operation, count, result)
+    operation.cursor = cursor
+    if cursor < operation.last and len(result.errors) == count > 1:
+        # What fails for each of them is likely to fail for the rest.
+        operation.state = PAUSED
+        operation.note = f"Paused: no message of the last batch could be changed. It goes on behind {cursor}."
+    elif cursor >= operation.last:
+        operation.state = FINISHED
+        log.info("%s %d on %s has ended: %d changed, %d skipped, %d failed.", operation.action, operation.pk,
+                 operation.source, operation.changed, operation.skipped, operation.failed,
+                 extra={"operation": operation.pk, "queue": operation.source})  # fmt: skip
+    return timedelta(seconds=count / operation.rate) if operation.rate else timedelta(0)
 
 
 class Step(NamedTuple):
@@ -334,7 +343,9 @@ def _change_batch(operation: BulkOperation, source: Source) -> Step:
 def _replay_batch(operation: BulkOperation, source: Source) -> Step:
     options = json.loads(operation.options)
     since = operation.cursor if operation.cursor >= operation.first else options["since"]
-    count, inserted, cursor = journal_replay.insert_batch(options, since, _limit(operation), operation.last)
+    count, inserted, cursor = journal.insert_batch(
+        options, since, _limit(operation), operation.last, f"operation {operation.number}"
+    )
     return Step(count, cursor, Result(inserted))
 
 

@@ -24,7 +24,7 @@ from ..failures import expire_actions
 from ..failures.history import attempts_of, clean
 from ..failures.poison_store import full_record, insert_poison, is_transient
 from ..failures.recoverability import Failure, Poison
-from ..flow import group_members
+from ..flow import group_members, ledger
 from ..models import NO_QUEUES, Now, PoisonMessage, QueueControl, Subscriber
 from ..models.delivery import OPTIONS
 from ..models.queue import holds
@@ -293,6 +293,7 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
         try:
             with transaction.atomic(using=alias):
                 PoisonMessage.objects.using(alias).bulk_create([_as_poison(queue, row, reason) for row in rows])
+                ledger.count(connections[alias], queue._meta.label, ledger.POISON, ledger.MOVED, len(rows))
         except Exception as error:
             if is_transient(error, alias):
                 raise

@@ -11,7 +11,7 @@ from .. import overrides, signals
 from ..failures import expire_actions
 from ..models import DeferredAck, Now
 from ..models.delivery import ExpirationModel
-from ..models.delivery.expire_actions import TIME_LIMIT
+from ..models.delivery.options import TIME_LIMIT
 from ..sending.early_acks import TABLE
 from ..sql import backend_of, queue_sql, short_lock_waits
 from ..sql.acks import STRICT, LeaseHolder

@@ -14,6 +14,7 @@ from django.db import connections, router, transaction
 
 from .. import delayed, messages, notifier
 from ..errors import InvalidOption
+from ..flow import group_members, ledger
 from ..messages import MAX_ADDRESS
 from ..models import DelayedMessage
 from ..options import require_text
@@ -36,8 +37,9 @@ def move_type(
     queue: Any, kind: str, to: Any, *, using: str | None = None, progress: Callable[[int], None] | None = None
 ) -> int:
     """Move the messages of a type, named as in statistics ('': without a type), to the end of another queue; returns
-    how many. They keep id, headers, body and times, and start with all their attempts. A message whose dedupe key
-    another one has in that queue stays. Raises InvalidOption for the same queue, or a queue in another database."""
+    how many. They keep id, headers, body and their own time of expiry, and start with all their attempts and a new age:
+    by the ``expiration`` of that queue they expire as if they were sent now. A message whose dedupe key another one has
+    in that queue stays. Raises InvalidOption for the same queue, or a queue in another database."""
     alias = alias_of(queue, using)
     if to is queue or router.db_for_write(to) != alias:
         raise InvalidOption("to", to._meta.label, f"another queue in the database {alias!r} than {queue._meta.label}")
@@ -52,7 +54,10 @@ def move_type(
             if rows:
                 queue_sql(to, connection).inserts.insert_rows(connection, [_reset(row) for row in rows])
                 notifier.sent(to, connection)
-            return control.remove(queue, alias, [row.seq for row in rows])
+            count = control.remove(queue, alias, [row.seq for row in rows])
+            if not to.delivery.groups:  # its acks end no member, and the group would never complete
+                group_members.end_members(connection, rows, group_members.DROPPED)
+            return count
 
     return _move_batches(queue, alias, kind, move, progress)
 
@@ -75,6 +80,13 @@ def move_delayed(source: str, to: Any, *, using: str = "default", progress: Call
     dedupe key another one has in that queue stays. Raises InvalidOption, and MissingVerb for a store that cannot do
     it."""
     require_text("source", source, MAX_ADDRESS)
+    if to.delivery.dedupe_key is not None:
+        _require_keys_of(to, using)
+    if not to.delivery.groups:
+        with transaction.atomic(using=using):
+            members = group_members.members_among(DelayedMessage.objects.using(using).filter(destination=source))
+            ids = list(members.values_list("message_id", flat=True))
+            group_members.end(connections[using], ids, group_members.DROPPED)
     done, step = 0, delayed.readdress if to.delivery.dedupe_key is None else _readdress_keyed
     while count := step(source, to, using=using, limit=DELAYED_BATCH):
         done += count
@@ -83,11 +95,15 @@ def move_delayed(source: str, to: Any, *, using: str = "default", progress: Call
     return done
 
 
+def _require_keys_of(queue: Any, using: str) -> None:
+    """Raise InvalidOption where the keys of a queue are not known beside these delayed messages."""
+    if delayed.address_in(using, queue) != queue._meta.label or delayed.name_of_other_store(using):
+        accepted = f"one without dedupe_key: no key of {queue._meta.label} is known where these messages are"
+        raise InvalidOption("queue", queue._meta.label, accepted)
+
+
 def _readdress_keyed(source: str, to: Any, *, using: str, limit: int) -> int:
     address = delayed.address_in(using, to)
-    if address != to._meta.label or delayed.name_of_other_store(using):
-        accepted = f"one without dedupe_key: no key of {to._meta.label} is known where these messages are"
-        raise InvalidOption("queue", to._meta.label, accepted)
     rows = DelayedMessage.objects.using(using).filter(destination=source).exclude(destination=address)
     last = -1
     with transaction.atomic(using=using):
@@ -96,7 +112,9 @@ def _readdress_keyed(source: str, to: Any, *, using: str, limit: int) -> int:
             admitted = dedupe.admit_stored(to, connections[using], list(map(dedupe.Stored.of, page)))
             chosen = [row.number for row, is_admitted in zip(page, admitted, strict=True) if is_admitted]
             if chosen:
-                rows.filter(pk__in=chosen).update(destination=address, retries=0)
+                changed = rows.filter(pk__in=chosen).update(destination=address, retries=0)
+                ledger.count(connections[using], source, ledger.DELAYED, ledger.MOVED, -changed)
+                ledger.count(connections[using], address, ledger.DELAYED, ledger.MOVED, changed)
                 notifier.delayed(connections[using])
                 return len(chosen)
     return 0

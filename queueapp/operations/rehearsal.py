@@ -26,7 +26,7 @@ from django.db import Error, connections, router, transaction
 
 from .. import inline, messages, registry
 from ..errors import InvalidOption, QueueError, UnsupportedServer
-from ..messages.header_names import DIED
+from ..messages.headers import DIED
 from ..models import DelayedMessage, PoisonMessage, Semantics, StoredMessage
 from ..sending.isolation import in_another_thread
 from ..sql import SessionState, backend_of, nonblocking
@@ -278,7 +278,7 @@ class _Sandbox:
 def _message_tables(alias: str, filled: dict[str, int] | None) -> Iterator[tuple[Any, int]]:
     """The tables that messages are sent to, with how many new rows they have at most. ``filled``: the new rows of all
     tables; None: they are not known."""
-    own_queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+    own_queues = [queue for queue in registry.queues if router.db_for_write(queue) == alias]
     if filled is None:
         filled = dict.fromkeys(connections[alias].introspection.table_names(), MAX_SENT)
     for model in (*own_queues, DelayedMessage):
@@ -346,9 +346,9 @@ class _Statements:
             result = self._in_own_savepoint(lambda: execute(sql, params, many, context))
         else:
             result = execute(sql, params, many, context)
-        if self._counted is not None and (verb := _CHANGES.match(text)):
-            numbers = self._counted.setdefault(verb["table"].strip('"[]'), [0, 0, 0])
-            numbers["IUD".index(verb["verb"][0].upper())] += max(0, context["cursor"].rowcount)
+        if self._counted is not None and (changed := rows_changed_by(text, context["cursor"].rowcount)):
+            table, verb, count = changed
+            self._counted.setdefault(table, [0, 0, 0])[verb] += count
         return result
 
     def _is_alone(self, text: str) -> bool:
@@ -369,8 +369,24 @@ class _Statements:
         return sum(savepoint_id is not None for savepoint_id in self._connection.savepoint_ids)
 
 
-_OF_SAVEPOINTS = re.compile(r"\s*(?:SAVEPOINT|RELEASE|ROLLBACK|SAVE|SET)\b", re.IGNORECASE)
-_CHANGES = re.compile(r"\s*(?P<verb>INSERT|UPDATE|DELETE)\s+(?:INTO\s+|FROM\s+)?(?P<table>[^\s(]+)", re.IGNORECASE)
+_OF_SAVEPOINTS = re.compile(r"\s*(?:SAVEPOINT|RELEASE|ROLLBACK|SAVE|SET(?!\s+NOCOUNT))\b", re.IGNORECASE)
+#: mssql-django sets NOCOUNT before a statement, and makes a table for the columns that an INSERT returns.
+_CHANGES = re.compile(
+    r"\s*(?:SET\s+NOCOUNT\s+(?:OFF|(?P<uncounted>ON))\b[\s;]*)?(?:IF OBJECT_ID\(.*? INTO #django[^;]*;\s*)?"
+    r"(?P<verb>INSERT|UPDATE|DELETE)\s+(?:INTO\s+|FROM\s+)?(?P<table>[^\s(]+)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def rows_changed_by(text: str, rowcount: int) -> tuple[str, int, int] | None:
+    """(table, 0, 1 or 2 for INSERT, UPDATE or DELETE, rows) of a statement; None if it changes no table."""
+    found = _CHANGES.match(text)
+    if found is None:
+        return None
+    verb = "IUD".index(found["verb"][0].upper())
+    if rowcount < 0:  # NOCOUNT is on, as when the ORM inserts one row; what a queue's own INSERT counts is among `sent`
+        rowcount = int(verb == 0 and bool(found["uncounted"]) and not text.endswith("@@ROWCOUNT"))
+    return found["table"].strip('"[]'), verb, rowcount
 
 
 def _refuse_all(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
@@ -399,7 +415,8 @@ def _rows_changed(alias: str) -> dict[str, RowsChanged] | None:
 
 def _sent_in(model: Any, alias: str, limit: int) -> list[RehearsedSend]:
     """The messages of a table that this transaction has inserted: others do not see what is not committed."""
-    rows = model._base_manager.using(alias)
+    # What others have locked was not inserted here.
+    rows = nonblocking(model._base_manager.using(alias))
     # New rows have the highest keys, but for those that others insert meanwhile.
     newest = list(rows.order_by("-pk").values_list("pk", flat=True)[: 10 * MAX_SENT])
     seqs = sorted(set(newest) - _seen_by_others(model, alias, min(newest))) if newest else []

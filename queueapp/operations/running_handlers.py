@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 from django.db import Error, connections, router, transaction
 
 from .. import registry
+from ..consuming.registry import registered
 from ..errors import InvalidMessage, shortened
 from ..failures.history import clean
 from ..models import Now, QueueControl, Subscriber
 from ..models.subscribers import parse_json_list
-from ..sending.isolation import in_transaction, outside_transaction
+from ..sending.isolation import as_of_now, in_transaction, outside_transaction
 from ..sending.validation import alias_of
 from ..sql import ErrorKind, backend_of
 from .control import log
@@ -66,7 +67,7 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
     _refuse_other_id(message_id)
     for alias in [using] if using is not None else _databases_with_queues():
         rows = Subscriber.objects.using(alias).filter(progress__contains=str(message_id), alive_until__gt=Now())
-        for row in _as_of_now(alias, lambda rows=rows: list(rows.order_by("-heartbeat_at"))):  # type: ignore[misc]
+        for row in as_of_now(alias, lambda rows=rows: list(rows.order_by("-heartbeat_at"))):  # type: ignore[misc]
             for handler in progress_in(row):
                 if handler.message_id == message_id:
                     return handler
@@ -76,14 +77,6 @@ def progress_of(message_id: uuid.UUID, *, using: str | None = None) -> Progress 
 def _refuse_other_id(message_id: Any) -> None:
     if not isinstance(message_id, uuid.UUID):
         raise InvalidMessage(f"message_id = {shortened(message_id)} is not accepted: it must be a uuid.UUID.")
-
-
-def _as_of_now(alias: str, read: Callable[[], _ResultT]) -> _ResultT:
-    """Read beside the open transaction if that does not see what others commit."""
-    connection = connections[alias]
-    if in_transaction(connection) and backend_of(connection).sessions.has_fixed_snapshot(connection):
-        return outside_transaction(alias, read)
-    return read()
 
 
 def progress_in(row: Subscriber) -> Iterator[Progress]:
@@ -187,10 +180,10 @@ def _is_new(item: Any, now: datetime) -> bool:
 
 def _live_queues(alias: str) -> set[str]:
     rows = Subscriber.objects.using(alias).filter(alive_until__gt=Now()).order_by()
-    live = _as_of_now(alias, lambda: set(rows.values_list("queue", flat=True).distinct()))
+    live = as_of_now(alias, lambda: set(rows.values_list("queue", flat=True).distinct()))
     return live & {queue._meta.label for queue in registry.queues}
 
 
 def _databases_with_queues() -> list[str]:
     """The databases with queues."""
-    return sorted({router.db_for_write(queue) for queue in registry.queues if queue._meta.managed})
+    return sorted({router.db_for_write(queue) for queue in registry.queues if registered.maintains(queue)})

@@ -29,9 +29,9 @@ from ..conf import settings
 from ..models import NO_QUEUES, Now, QueueControl, QueueSnapshot, Subscriber, UtcField
 from ..sql import backend_of, nonblocking
 from .amps_statistics import AmpsStatistics, SubscriptionStats
+from .live_workers import Unroutable
 from .statistics import Database, QueueStats
 from .subscriptions import ConsumerStats
-from .unroutable import Unroutable
 
 #: Seconds between two snapshots, and their highest share of the time: of many queues they are taken less often.
 INTERVAL, MAX_INTERVAL, DUTY_CYCLE = 10.0, 60.0, 0.02
@@ -68,12 +68,10 @@ class SnapshotRecorder:
         began = monotonic()
         now = backend_of(connections[self.alias]).now(connections[self.alias])
         database = Database(self.alias)
-        taken = []
-        for queue in self._queues:
-            taken.append(database.stats_of(queue))
-            if not may_continue():
-                return
-        taken += database.of_others()
+        taken = database.stats_of_all(self._queues, may_continue)
+        taken += database.reader.read_together(database.of_others)
+        if not may_continue():
+            return
         rows = {stats.queue: _row(stats, now) for stats in taken}
         self._count(taken, rows)
         self._save_newest(rows, now)

@@ -22,7 +22,17 @@ from .. import delayed, overrides, registry
 from ..delayed.dispatch import COUNTED
 from ..errors import MissingVerb, QueueNotFound
 from ..journal.append import is_fed
-from ..models import DISPATCHER, MAINTENANCE, NO_QUEUES, Now, PoisonMessage, QueueControl, distinct_values
+from ..models import (
+    DISPATCHER,
+    MAINTENANCE,
+    NO_QUEUES,
+    DelayedMessage,
+    LedgerCheck,
+    Now,
+    PoisonMessage,
+    QueueControl,
+    distinct_values,
+)
 from ..models.queue import holds
 from ..overrides import Overrides
 from ..sending import early_acks
@@ -31,16 +41,19 @@ from ..sql.figures import Head
 from . import expiration
 from .amps_statistics import AmpsStatistics, amps_stats, live_subscriptions
 from .journal import inactive_messages
-from .live_workers import Live, live_on
+from .live_workers import Live, Unroutable, can_have_unroutable, find_unroutable, live_on
 from .safe_reads import Reader, hint
 from .schema_check import tables_of
 from .subscriptions import ConsumerStats, consumer_stats
-from .unroutable import Unroutable, can_have_unroutable, find_unroutable
 
 _T = TypeVar("_T")
 
 #: Rows of a table that are read; counts of other tables stop here.
 LIMIT = 10_000
+#: Queues that are read in one transaction: a change of their tables waits for as long.
+CHUNK = 20
+#: Where more queues than that have delayed or poison messages, each queue is counted by itself.
+FEW = 10
 #: Shown for a value that is unknown, or that there is none of.
 UNKNOWN = "\u2013"
 #: What it means that no live process has this role.
@@ -98,6 +111,8 @@ class QueueStats:
     delayed_exact: bool | None = None
     poison: int | None = None
     poison_exact: bool | None = None
+    #: What the last check of the ledger found, on a queue with one.
+    ledger_difference: int | None = None
     #: Acks that arrived before their message, on a queue that keeps them.
     deferred_ack_count: int | None = None
     #: Live workers, and the age of the oldest heartbeat among theirs.
@@ -106,6 +121,7 @@ class QueueStats:
     #: The handler that has run longest, if that is more than a minute: for how long, and where.
     longest_handler_seconds: float | None = None
     longest_handler: str = ""
+    longest_handler_seq: int | None = None
     #: Circuit breakers that are not closed: breaker, name, state and error of each.
     breakers: list[dict[str, str]] = field(default_factory=list)
     #: Messages that no worker will receive.
@@ -142,7 +158,8 @@ class QueueStats:
         """Set what the live workers report."""
         self.workers, self.breakers, self.heartbeat_seconds = live.count, live.breakers, _seconds(live.heartbeat)
         self.in_flight = live.in_flight
-        self.longest_handler_seconds, self.longest_handler = live.longest or (None, "")
+        if live.longest is not None:
+            self.longest_handler_seconds, self.longest_handler, self.longest_handler_seq = live.longest
 
     def fail(self, what: str, cause: str) -> None:
         """Add an unknown value to ``error``. Each cause is named once."""
@@ -153,17 +170,13 @@ class QueueStats:
 def queue_stats(queues: Iterable[Any] | None = None) -> list[QueueStats]:
     """The statistics of these queues, or of all queues, by label. For all queues they are followed by the dispatchers
     and the maintenance of each database, and by unknown queues that messages are left for (``note`` says so)."""
-    databases: dict[str, Database] = {}
-    found = []
-    for queue in sorted(queues if queues is not None else registry.queues, key=lambda q: q._meta.label):
-        alias = router.db_for_read(queue) or "default"
-        if alias not in databases:
-            databases[alias] = Database(alias)
-        found.append(databases[alias].stats_of(queue))
-    if queues is None:
-        for alias in sorted(databases):
-            found += [*databases[alias].of_no_queues(), *databases[alias].of_others()]
-    return found
+    found, without_queue = [], []
+    for alias, in_database in _by_alias(registry.queues if queues is None else queues):
+        database = Database(alias)
+        found += database.stats_of_all(in_database)
+        if queues is None:
+            without_queue += [*database.of_no_queues(), *database.of_others()]
+    return sorted(found, key=lambda stats: stats.queue) + without_queue
 
 
 def backlogs(queues: Iterable[Any]) -> list[QueueStats]:
@@ -274,6 +287,9 @@ class Database:
         self.alias = alias
         self.reader = Reader(alias)
         self._readers: dict[str, Reader] = {}
+        #: The queues, in lower case, that have rows in the tables that all share; None: unknown, or too many to list.
+        self._delayed_names: set[str] | None = None
+        self._poison_names: set[str] | None = None
 
     def read_controls(self) -> list[QueueControl]:
         """Read the workers and the pauses, which are otherwise read apart, and return all that operators have set.
@@ -303,6 +319,12 @@ class Database:
         """The paused queues, or why they are unknown."""
         rows = QueueControl.objects.using(self.alias).filter(paused=True)
         return self.reader.read(lambda: set(rows.values_list("queue", flat=True)))
+
+    @cached_property
+    def ledgers(self) -> dict[str, int]:
+        """What the last checks of ledgers found, by queue."""
+        rows = LedgerCheck.objects.using(self.alias).filter(error="", checked_at__isnull=False)
+        return self.reader.read(lambda: {row.queue: row.difference for row in rows})[0] or {}
 
     @cached_property
     def subscriptions(self) -> dict[str, Any]:
@@ -363,11 +385,38 @@ class Database:
     def _new(self, queue: Any) -> QueueStats:
         return QueueStats(queue._meta.label, queue._meta.db_table, self.alias, queue.delivery.semantics.value)
 
-    def stats_of(self, queue: Any) -> QueueStats:
+    def stats_of_all(self, queues: Sequence[Any], may_continue: Callable[[], bool] = lambda: True) -> list[QueueStats]:
+        """The statistics of these queues. Locks on the tables of ``CHUNK`` queues are held until all of these are
+        read. ``may_continue`` is asked before each queue; the others are left out."""
+        if len(queues) == 1:
+            return self.reader.read_together(lambda: [self.stats_of(queue) for queue in queues if may_continue()])
+        found = []
+        self.reader.read_together(self._read_names)
+        for start in range(0, len(queues), CHUNK):
+            chunk = queues[start : start + CHUNK]
+            heads = self.heads_of(chunk)
+
+            def read(chunk: Sequence[Any] = chunk, heads: Mapping[Any, Head] = heads) -> list[QueueStats]:
+                return [self.stats_of(queue, heads.get(queue)) for queue in chunk if may_continue()]
+
+            found += self.reader.read_together(read)
+        return found
+
+    def _read_names(self) -> bool:
+        """Read which queues have delayed and poison messages, mostly few of them or none."""
+        delayed_rows = nonblocking(DelayedMessage.objects.using(self.alias))
+        poison_rows = nonblocking(PoisonMessage.objects.using(self.alias))
+        if delayed.is_built_in(delayed.store_of(self.alias)):
+            self._delayed_names = self.reader.read(partial(_few_names, delayed_rows, "destination"))[0]
+        self._poison_names = self.reader.read(partial(_few_names, poison_rows, "queue"))[0]
+        return True
+
+    def stats_of(self, queue: Any, head: Head | None = None) -> QueueStats:
+        """The statistics of one queue. ``head``: of ``heads_of``."""
         label, stats = queue._meta.label, self._new(queue)
         # Read before anything is counted: the statements use them (which messages are expired).
         options = self.overrides.get(label, {})
-        self._count(queue, stats)
+        self._count(queue, stats, head)
         if is_fed(queue):
             self._count_inactive(queue, stats)
         unresolved = nonblocking(PoisonMessage.objects.using(self.alias)).filter(
@@ -376,8 +425,11 @@ class Database:
         self._count_amps(queue, stats, options)
         stores = delayed.stores_of(queue)
         self._count_delayed(queue, stats, stores)
-        refused = (self._refused(store, queue) for store in stores)
-        stats.poison, stats.poison_exact = self._capped(stats, "poison", (self.reader, unresolved), *refused)
+        counted = [(self.reader, unresolved)] if _may_have(self._poison_names, label) else []
+        counted += [self._refused(store, queue) for store in stores]
+        stats.poison, stats.poison_exact = self._capped(stats, "poison", *counted)
+        if queue.delivery.ledger:
+            stats.ledger_difference = self.ledgers.get(label)
         paused, cause = self.paused
         if paused is None:
             stats.fail("pause state", cause)
@@ -534,10 +586,13 @@ class Database:
     def _count_delayed(self, queue: Any, stats: QueueStats, stores: list[str]) -> None:
         """Count delayed messages: in the delayed table, in a custom store (which may fail or be unable to count), and
         in other databases that keep messages for this queue."""
+        count: int | None = 0
+        cause = ""
         try:
-            count, cause = self.reader.read(
-                lambda: delayed.waiting(self.alias, stats.queue, LIMIT + 1, in_passing=True)
-            )
+            if _may_have(self._delayed_names, stats.queue):
+                count, cause = self.reader.read(
+                    lambda: delayed.waiting(self.alias, stats.queue, LIMIT + 1, in_passing=True)
+                )
         except (MissingVerb, delayed.FetchFailed) as error:
             count, cause = None, str(error)
         for store in stores:
@@ -586,6 +641,20 @@ def _is_known(name: str) -> bool:
     except QueueNotFound:
         return False
     return True
+
+
+def _few_names(rows: Any, column: str) -> set[str] | None:
+    """The values of a column that an index begins with, in lower case; None: there are more than ``FEW``."""
+    names = set()
+    for name in distinct_values(rows, column):
+        names.add(name.lower())
+        if len(names) > FEW:
+            return None
+    return names
+
+
+def _may_have(names: set[str] | None, queue: str) -> bool:
+    return names is None or queue.lower() in names
 
 
 def _count(rows: Any) -> int:

@@ -18,6 +18,7 @@ from django.db import connections, router, transaction
 from .. import notifier, registry
 from ..consuming.registry import registered
 from ..errors import InvalidMessage, InvalidOption, did_you_mean
+from ..flow import ledger
 from ..messages import MAX_RECIPIENT
 from ..messages.escaping import in_one_line
 from ..models import DelayedMessage, Now, Subscription
@@ -225,7 +226,7 @@ def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None
     alias = alias_of(queue, using)
     require_text("consumer", consumer, MAX_RECIPIENT, shortest=0)
     gone = _each_batch(queue, alias, consumer, ())
-    gone += _delayed(queue, alias, consumer).delete()[0]
+    gone += ledger.delete(_delayed(queue, alias, consumer), ledger.DELAYED)
     log(by, queue, f"Purged {gone} copies for consumer {consumer}.")
     return gone
 

@@ -35,9 +35,8 @@ from ..sql import QueueSql, queue_sql
 from ..sql.claims import FOREVER_MS, MAX_ORDER_KEY, Claimed, SeqRange
 from ..topics.evaluate_pending import evaluate_pending_messages
 from . import barriers
-from .message import Message
-from .priority64_marks import Priority64Marks, marks_for
-from .receive_batch import ReceiveBatch, register_subscriber
+from .low_water_marks import Priority64Marks, marks_for
+from .receive_batch import Message, ReceiveBatch, register_subscriber
 
 
 class Receive(Sequence[Message]):
@@ -71,6 +70,12 @@ class Receive(Sequence[Message]):
         self.queue = queue
         self.alias = validation.alias_of(queue, using)
         delivery = queue.delivery
+        of_key = [name for name in ("max_concurrent_per_key", "rate_per_key") if getattr(delivery, name) is not None]
+        if of_key and delivery.semantics is Semantics.TRANSACTIONAL:
+            raise QueueError(
+                f"{queue.__name__}.receive() leases within its transaction, where {of_key[0]} cannot count: "
+                "have a worker handle the messages, or make the queue AT_LEAST_ONCE."
+            )
         self._limit = min(max_backlog, delivery.max_per_subscription_backlog or max_backlog)
         #: None: the value in effect, which is read when the block is entered. The constructor may not query the
         #: database.
@@ -89,6 +94,8 @@ class Receive(Sequence[Message]):
         self._in_transaction = False
 
     def __enter__(self) -> Receive:
+        if self._entered:
+            raise QueueError(f"A batch is received once: call {self.queue.__name__}.receive() again for the next one.")
         self._batch.lease_ms = self._lease_ms()
         if self.queue.delivery.semantics is Semantics.TRANSACTIONAL:
             self._in_transaction = connections[self.alias].in_atomic_block
@@ -216,7 +223,7 @@ class Receive(Sequence[Message]):
         def take(ranges: list[SeqRange]) -> None:
             while ranges and (limit := self._limit - len(rows)) > 0:
                 got = self._claim_in(sql, connection, ranges, limit)
-                if got and not sql.table.is_ordered:  # where some stay behind another one of their key
+                if got and not sql.table.claims_by_key:  # where some stay behind another one of their key
                     marks.advance(got, returns)
                 handed_out = self._batch.drop_at_limit(got)
                 rows.extend(handed_out)

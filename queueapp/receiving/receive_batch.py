@@ -1,5 +1,5 @@
-"""The messages of a ``receive()`` block, and the terminal writes that end them: each is fenced by the block's lease
-token, and one that changes no row raises LeaseLost."""
+"""The messages of a ``receive()`` block (``Message``), and the terminal writes that end them: each is fenced by the
+block's lease token, and one that changes no row raises LeaseLost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import uuid
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import connections, transaction
 
@@ -16,17 +16,21 @@ from .. import messages, notifier, overrides, signals
 from ..errors import LeaseLost, NoCheckpoint, QueueError
 from ..failures import expire_actions
 from ..failures.limits import reached
+from ..flow import ledger
+from ..messages.checkpoints import read_checkpoint, take_checkpoint, with_checkpoint
+from ..messages.headers import WellKnown
+from ..messages.ids import as_uuid
 from ..models import Now, Subscriber
 from ..models.delivery import Leasing, Semantics
-from ..models.delivery.expire_actions import FORCED_EXPIRE
+from ..models.delivery.options import FORCED_EXPIRE
+from ..models.delivery.topics import content_type_of
 from ..sending import validation
 from ..sql import QueueSql, queue_sql
 from ..sql.acks import FENCED, LeaseHolder
-from ..sql.claims import DELIVERIES, FOREVER_MS, SEQ, Claimed
+from ..sql.claims import BODY, CANCELS, DELIVERIES, FOREVER_MS, HEADERS, ID, SEQ, Claimed
 from ..sql.message_columns import Row
 from ..telemetry import tracing
 from .low_water_marks import retreat_marks
-from .message import Message
 
 #: How long to wait for the lock of a message that is leased here.
 _LOCK_TIMEOUT_MS = 10_000
@@ -98,7 +102,8 @@ class ReceiveBatch:
     def _expire(self, message: Message, reason: str) -> int:
         """Expire a message and apply the queue's expiry actions; returns how many rows that changed."""
         sql, connection = self.sql
-        if expire_actions.keeps(self.queue, FORCED_EXPIRE):
+        # With a workflow an ack would do more than delete.
+        if expire_actions.keeps(self.queue, FORCED_EXPIRE) or self.queue.delivery.workflow:
             with transaction.atomic(using=self.alias):
                 rows = (
                     sql.ack_by_seq.take(connection, [message.seq], self._holder) if self.leased else self._rows(message)
@@ -108,6 +113,7 @@ class ReceiveBatch:
             return len(rows)
         ended = self._ack(message.seq) if self.leased else 1
         if ended:
+            ledger.reclassify(self.queue, connection, 1, ledger.ACKED, ledger.EXPIRED)
             # In a transaction after its commit: a rollback undoes the expiry.
             send_signal = partial(signals.send_expired, self.queue, [message.id], reason, (FORCED_EXPIRE,))
             transaction.on_commit(send_signal, using=self.alias)
@@ -119,6 +125,7 @@ class ReceiveBatch:
         sql, connection = self.sql
         if self.keeps_in_flight:
             return sql.ack_by_seq.take(connection, [message.seq], LeaseHolder(FENCED, self.lease))
+        ledger.reclassify(self.queue, connection, 1, ledger.ACKED, ledger.MOVED)
         return [sql.table.row_of(message._claimed)._replace(deliveries=message.deliveries)]
 
     @property
@@ -248,3 +255,111 @@ def register_subscriber(queue: Any, alias: str, subscriber: uuid.UUID) -> None:
 def deregister_subscriber(alias: str, subscriber: uuid.UUID) -> None:
     """Delete the row, after all its messages are acked."""
     Subscriber.objects.using(alias).filter(pk=subscriber).delete()
+
+
+class Batch(Protocol):
+    """The batch that a message belongs to (``receive_batch.ReceiveBatch``)."""
+
+    queue: Any
+    alias: str
+    leased: bool
+    keeps_in_flight: bool
+
+    def end(self, message: Message, how: str, reason: str = "") -> None: ...
+
+    def extend(self, seq: int, period: timedelta | None) -> None: ...
+
+    def write_headers(self, seq: int, headers: str) -> None: ...
+
+
+class Message(WellKnown):
+    """One message of ``Queue.receive()``."""
+
+    __slots__ = ("_batch", "_claimed", "_state", "is_barrier")
+
+    def __init__(self, batch: Batch, claimed: Claimed, *, barrier: bool = False) -> None:
+        self._batch = batch
+        self._claimed = claimed
+        self._state = ""
+        #: A barrier is deleted before it is handed out: ending it does nothing.
+        self.is_barrier = barrier
+
+    def __repr__(self) -> str:
+        return f"<message {self.seq} of {self._batch.queue._meta.label}>"
+
+    @property
+    def seq(self) -> int:
+        """The position in the queue: the bookmark that an ack names."""
+        return int(self._claimed[SEQ])
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The id that the sender gave it."""
+        return as_uuid(self._claimed[ID])
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was handed out, including this time."""
+        counted = self._batch.leased or self._batch.keeps_in_flight or self.is_barrier
+        return int(self._claimed[DELIVERIES]) + (0 if counted else 1)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers. Raises UndecodableMessage."""
+        headers = messages.decode_headers(self._claimed[HEADERS])
+        take_checkpoint(headers)
+        return headers
+
+    @property
+    def checkpointed(self) -> Any:
+        """The value of the last ``checkpoint``, of this receiver or of a handler; None: there is none."""
+        text = take_checkpoint(messages.decode_headers(self._claimed[HEADERS]))
+        return read_checkpoint(text, self.id, self._batch.alias)
+
+    def checkpoint(self, value: Any) -> None:
+        """Store the progress of the work, as ``Context.checkpoint``. Raises LeaseLost, InvalidMessage and, for a
+        message that is not leased, NoCheckpoint."""
+        headers = with_checkpoint(self._claimed[HEADERS], value, self.id, self._batch.alias)
+        self._batch.write_headers(self.seq, headers)
+
+    @property
+    def raw_body(self) -> bytes | None:
+        """The body as it is stored."""
+        body: bytes | None = self._claimed[BODY]
+        return body
+
+    @property
+    def body(self) -> Any:
+        """The body: plain JSON values, or bytes. Raises UndecodableMessage."""
+        return self.decode()
+
+    def decode(self, cls: Any = Any) -> Any:
+        """The body as an instance of ``cls``. Raises UndecodableMessage when it does not fit."""
+        default_type = content_type_of(self._batch.queue)
+        return messages.read_stored(
+            self.raw_body, self._claimed[HEADERS], self.id, self._batch.alias, cls, default_type
+        )
+
+    def ack(self) -> None:
+        """Delete the message: it is processed. Raises LeaseLost if the lease expired and another receiver has the
+        message."""
+        self._batch.end(self, "acked")
+
+    @property
+    def cancels(self) -> int:
+        """How often it was cancelled before."""
+        return int(self._claimed[CANCELS])
+
+    def cancel(self) -> None:
+        """Return it to its position in the queue; counts in ``cancels``, and moves it to poison at a limit. Raises
+        LeaseLost."""
+        self._batch.end(self, "cancelled")
+
+    def expire(self, reason: str = "dropped by its receiver") -> None:
+        """Expire it now; the ``expired`` signal carries the reason. Raises LeaseLost."""
+        self._batch.end(self, "expired", reason)
+
+    def extend(self, period: timedelta | None = None) -> None:
+        """Extend the lease to ``period`` from now (default: the queue's lease period). Raises LeaseLost."""
+        if not self.is_barrier:
+            self._batch.extend(self.seq, period)

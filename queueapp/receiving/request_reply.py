@@ -1,4 +1,5 @@
-"""``request`` and ``arequest``: sending a message and waiting for its answer.
+"""Waiting for what became of a message: ``request`` and ``arequest`` send one and wait for its answer, ``result_of``
+reads the result of one that was sent with ``keep_result``, or waits for it.
 
 A request carries an address for answers and an id, which the answer carries as its correlation id, as NServiceBus does
 it. The answer arrives in a queue that has no consumer; the waiting call takes the one with its id and leaves the
@@ -18,16 +19,20 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import Error, connections, transaction
+from django.db.utils import DEFAULT_DB_ALIAS
 
 from .. import messages
 from ..conf import settings
 from ..consuming.registry import registered
-from ..errors import InvalidOption, NoReply, QueueError, UndecodableMessage
+from ..errors import InvalidOption, MessageNotFound, NoReply, QueueError, UndecodableMessage
+from ..flow import ledger
 from ..messages.headers import WellKnown
+from ..models import MessageResult, Now
 from ..models.delivery.topics import content_type_of
 from ..notifier import CHANNEL
-from ..sending.isolation import in_transaction
+from ..sending.isolation import as_of_now, in_transaction, outside_transaction
 from ..sending.validation import alias_of, milliseconds
 from ..sql import ErrorKind, backend_of, nonblocking, queue_sql
 from ..sql.database import ListenerConnection, NotificationsUnavailable
@@ -231,8 +236,73 @@ def _take(queue: Any, alias: str, correlation: str) -> Reply | None:
             with transaction.atomic(using=alias):
                 row = sql.failures.lock(connection, seq, None, _LOCK_TIMEOUT_MS)
                 if row is not None and sql.failures.remove(connection, [seq]) == 1:
+                    ledger.reclassify(queue, connection, 1, ledger.MOVED, ledger.ACKED)
                     return Reply(queue, alias, row, headers)
         except Error as error:
             if backend_of(connection).error_kind(error) is not ErrorKind.LOCKED:
                 raise
     return None
+
+
+#: Seconds between two polls: at first, then doubled up to the peek delay.
+
+
+def result_of(identity: uuid.UUID, *, timeout: timedelta | None = None, using: str = DEFAULT_DB_ALIAS) -> MessageResult:
+    """The result of the message with this id; with a ``timeout`` it is waited for. Raises MessageNotFound: there is
+    none yet, the message was not sent with ``keep_result``, or the time for which it is kept is over.
+
+    In a transaction it sees what others commit meanwhile, by a session of its own; a message that was sent in the open
+    transaction is handled after its commit only.
+
+    >>> result_of(Orders.send({"order": 7}, keep_result=timedelta(days=1)), timeout=timedelta(seconds=5)).value
+    """
+    found = _read(identity, using) or as_of_now(using, partial(_read, identity, using))
+    if found is None and timeout is not None:
+        seconds = milliseconds("timeout", timeout, low=1) / 1000
+        found = outside_transaction(using, partial(_wait, identity, using, seconds, threading.Event()))
+    return _required(found, identity, timeout, using)
+
+
+async def aresult_of(
+    identity: uuid.UUID, *, timeout: timedelta | None = None, using: str = DEFAULT_DB_ALIAS
+) -> MessageResult:
+    """``result_of`` for async code. It waits on a thread and a connection of its own, so the event loop is not blocked;
+    cancelling the task ends the wait."""
+    found = await sync_to_async(_read, thread_sensitive=True)(identity, using)
+    if found is None and timeout is not None:
+        seconds, cancelled = milliseconds("timeout", timeout, low=1) / 1000, threading.Event()
+
+        def wait() -> MessageResult | None:
+            try:
+                return _wait(identity, using, seconds, cancelled)
+            finally:
+                connections.close_all()  # those of this thread
+
+        try:
+            found = await asyncio.to_thread(wait)
+        finally:
+            cancelled.set()
+    return _required(found, identity, timeout, using)
+
+
+def _required(found: MessageResult | None, identity: uuid.UUID, timeout: timedelta | None, using: str) -> MessageResult:
+    if found is None:
+        after = "" if timeout is None else f" after {timeout}"
+        raise MessageNotFound(
+            f"Message {identity} has no result in {using!r}{after}: it is not handled yet, was not sent with "
+            "keep_result, or the time for which its result is kept is over."
+        )
+    return found
+
+
+def _read(identity: uuid.UUID, using: str) -> MessageResult | None:
+    return MessageResult.objects.using(using).filter(pk=identity, expires_at__gt=Now()).first()
+
+
+def _wait(identity: uuid.UUID, using: str, seconds: float, cancelled: threading.Event) -> MessageResult | None:
+    deadline, pause = monotonic() + seconds, _FIRST_POLL
+    while (found := _read(identity, using)) is None and (remaining := deadline - monotonic()) > 0:
+        if cancelled.wait(min(pause, remaining)):
+            break
+        pause = min(pause * 2, settings.PEEK_DELAY.total_seconds())
+    return found

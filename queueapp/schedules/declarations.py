@@ -18,7 +18,7 @@ from django.db import router
 
 from .. import messages
 from ..consuming.registry import registered
-from ..errors import InvalidOption
+from ..errors import InvalidOption, did_you_mean
 from ..models.schedule import Misfire
 from ..sending import dedupe
 from ..sending.send import build_message
@@ -205,12 +205,13 @@ def _columns(name: Any, options: ScheduleOptions) -> dict[str, Any]:
     where = f"schedule {name!r}: "
     known = ScheduleOptions.__annotations__.keys()
     if unknown := sorted(options.keys() - known):
-        raise InvalidOption(f"{where}{unknown[0]}", options[unknown[0]], f"one of {', '.join(sorted(known))}")  # type: ignore[literal-required]
+        accepted = _listed(unknown[0], sorted(known))
+        raise InvalidOption(f"{where}{unknown[0]}", options[unknown[0]], accepted)  # type: ignore[literal-required]
     numbers = {option.name: option.read(options.get(option.name, option.default), where) for option in OPTIONS}
     try:
         misfire = Misfire(options.get("misfire", Misfire.ONCE))
     except ValueError:
-        accepted = f"one of {', '.join(Misfire.values)}"
+        accepted = _listed(options["misfire"], Misfire.values)
         raise InvalidOption(f"{where}misfire", options["misfire"], accepted) from None
     tags = [options["tags"]] if isinstance(options.get("tags"), str) else list(options.get("tags", ()))
     joined = ",".join(str(tag).strip() for tag in tags)
@@ -227,6 +228,11 @@ def _columns(name: Any, options: ScheduleOptions) -> dict[str, Any]:
         "tags": joined,
         "task": "",
     }
+
+
+def _listed(given: Any, accepted: Iterable[str]) -> str:
+    """The accepted words, and the one that is most like what was given."""
+    return "; ".join(filter(None, [f"one of {', '.join(accepted)}", did_you_mean(given, accepted)]))
 
 
 def refuse_bad_message(queue: Any, body: Any, headers: Mapping[str, str] | None, given: Mapping[str, Any]) -> None:

@@ -59,6 +59,8 @@ class Timing:
             moment = getattr(self, name)
             if moment is not None and (not isinstance(moment, datetime) or django_timezone.is_naive(moment)):
                 raise InvalidOption(f"{name} of a schedule", moment, "an aware datetime")
+        if self.start is not None and self.end is not None and self.end < self.start:
+            raise InvalidOption("end of a schedule", self.end, f"not before its start, {self.start}")
         if self.timezone and not self.cron:
             raise InvalidOption("timezone of a schedule", self.timezone, "absent: only cron has a time zone")
         if self.cron:

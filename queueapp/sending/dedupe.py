@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from .. import delayed, messages
 from ..consuming.registry import registered
 from ..errors import DuplicateMessage, InvalidMessage, QueueError, UndecodableMessage, shortened
+from ..flow import ledger
 from ..messages.ids import as_uuid
 from ..models import DelayedMessage, MessageKey
 from ..models.delivery.options import OnConflict
@@ -108,7 +109,8 @@ def _admit(queue: Any, connection: Any, ids: dict[str, uuid.UUID], conflict: OnC
         return kept
     if conflict is OnConflict.REPLACE:
         if stored:
-            backend.delayed.delete(connection, store, [number for number, _ in stored])
+            gone = backend.delayed.delete(connection, store, [number for number, _ in stored])
+            ledger.count(connection, label, ledger.DELAYED, ledger.MOVED, -gone)
         if waiting:
             sql.failures.remove(connection, [seq for seq, _ in waiting])
         kept = {}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from ..models.message_key import DeferredAck
+from ..models.message_records import DeferredAck
 from ..sql import backend_of, queue_sql
 from ..sql.message_columns import Run
 from .preparation import encode_runs

@@ -18,8 +18,7 @@ from typing import Any
 from django.db import Error
 
 from .. import messages, notifier
-from ..consuming.registration import Registration
-from ..consuming.registry import matching_consumers, registered, with_bases
+from ..consuming.registry import Registration, matching_consumers, registered, with_bases
 from ..errors import NotMigrated, UndecodableMessage
 from ..models import Subscription
 from ..sql import ErrorKind, backend_of, queue_sql

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import connections, transaction
 
 from .. import inline
+from ..sql import backend_of
 
 _ResultT = TypeVar("_ResultT")
 
@@ -89,6 +90,14 @@ def outside_transaction(alias: str, work: Callable[[], _ResultT]) -> _ResultT:
     if not in_transaction(connections[alias]) or inline.is_rehearsing():
         return work()
     return in_another_thread(alias, work)
+
+
+def as_of_now(alias: str, read: Callable[[], _ResultT]) -> _ResultT:
+    """Read beside the open transaction if that does not see what others commit."""
+    connection = connections[alias]
+    if in_transaction(connection) and backend_of(connection).sessions.has_fixed_snapshot(connection):
+        return outside_transaction(alias, read)
+    return read()
 
 
 def in_another_thread(alias: str, work: Callable[[], _ResultT]) -> _ResultT:

@@ -1,4 +1,5 @@
-"""``send``: storing one message in the caller's transaction.
+"""``send``: storing one message in the caller's transaction, with what follows it (``then``) and whether its result is
+kept (``keep_result``) in its header.
 
 A send is one INSERT beneath Django's cursor; it opens no transaction (BEGIN and COMMIT would take a third of its time).
 A delayed message goes to the delayed store of the same database or, where its queue allows that, to the delayed
@@ -8,8 +9,9 @@ messages of another one. A throttled notification follows the commit.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -19,8 +21,11 @@ from django.db import Error, connections
 from django.utils import timezone
 
 from .. import delayed, messages, notifier, registry
+from ..conf import settings
 from ..consuming.context import handling
 from ..errors import InvalidMessage, NotMigrated, shortened
+from ..flow import ledger
+from ..flow.workflow import FollowUp, Workflow, encode
 from ..models import DelayedMessage
 from ..models.delivery import OnConflict
 from ..sql import ErrorKind, backend_of, queue_sql
@@ -28,7 +33,6 @@ from ..sql.message_columns import OPTIONS, TIMES, Outgoing
 from ..sql.tables import StoreTable
 from ..telemetry import tracing
 from . import dedupe, early_acks, fanout
-from .accepted_types import check_type
 from .isolation import atomic_on, isolated_connection
 from .preparation import apply_rules, encode_body, refuse_encryption_subject, with_correlation
 from .validation import (
@@ -37,6 +41,7 @@ from .validation import (
     SendOptions,
     alias_of,
     build_outgoing,
+    check_type,
     milliseconds,
     names_of,
     refuse_unknown_recipient,
@@ -64,6 +69,8 @@ def send(
     dedupe_key: dedupe.Key = None,
     on_conflict: OnConflict | str | None = None,
     ordering_key: str | None = None,
+    then: Any = None,
+    keep_result: timedelta | None = None,
     **carried: Unpack[CarriedOptions],
 ) -> uuid.UUID:
     """Send one message into a queue, in the caller's transaction; returns its id.
@@ -78,7 +85,9 @@ def send(
     ``isolated=True`` commits it on a connection of its own, independent of the caller's transaction. ``dedupe_key``: of
     the messages with one key only one waits, on a queue with ``Delivery.dedupe_key``; ``on_conflict`` ("ignore",
     "replace", "error") decides which, and the id of the waiting message is returned ("error" raises DuplicateMessage).
-    ``ordering_key``: messages with one key are handled in order, on a queue with ``Delivery.ordering``.
+    ``ordering_key``: messages with one key are handled in order, on a queue with ``Delivery.ordering``. ``then``: what
+    ``Queue.prepare`` returns, or a ``Chain``; it is sent with the ack of this message. ``keep_result``: how long the
+    result is kept, for ``result_of``. Both on a queue with ``Delivery.workflow``.
     ``carried``: further message columns (``sql.message_columns``): ``is_barrier``. Raises InvalidMessage (FilteredOut
     when the queue's filter does not match), and TableNotFound or NotMigrated before `migrate`.
     """
@@ -89,10 +98,13 @@ def send(
     identity = message_id or messages.new_id()
     if ordering_key is not None:
         headers = with_ordering_key(queue, headers, ordering_key)
+    alias = alias_of(queue, using)
+    if then is not None or keep_result is not None:
+        following, kept = () if then is None else steps_of(then), seconds_kept(queue, recipient, keep_result)
+        headers, _ = with_workflow(queue, alias, identity, headers, correlation_id, following, kept)
     message = build_message(
         queue, body, identity, headers, expires_in, priority, recipient, correlation_id, reply_to, carried
     )
-    alias = alias_of(queue, using)
     key = None
     if dedupe_key is not None or queue.delivery.dedupe_key is not None:
         key = dedupe.key_of(queue, body, dedupe_key)
@@ -275,7 +287,9 @@ def _store_in_table(destination: str, connection: Any, message: Outgoing, due: i
     table = StoreTable.of(DelayedMessage, "due")
     backend = backend_of(connection)
     try:
-        backend.delayed.store(connection, table, destination, message, due)
+        with ledger.transaction_of(connection, destination):
+            backend.delayed.store(connection, table, destination, message, due)
+            ledger.count(connection, destination, ledger.DELAYED, ledger.SENT)
     except Error as error:
         if backend.error_kind(error) is ErrorKind.MISSING:
             raise NotMigrated(connection.alias, [f"{table.db_table} or a column of it"]) from error
@@ -298,3 +312,105 @@ def _bounded(at: datetime) -> datetime:
     if at > now + FAR_FUTURE:
         raise InvalidMessage(f"at = {shortened(at)} is not accepted: it must be within 100 years from now.")
     return max(at, now - FAR_FUTURE)  # due at once
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A message that was checked and encoded, and is sent later, any number of times: each has an id of its own.
+    ``then``: those that follow it. ``keep_result``: in seconds."""
+
+    queue: Any
+    alias: str
+    message: Outgoing
+    body_class: type
+    then: tuple[Step, ...] = field(default=(), kw_only=True)
+    keep_result: int | None = field(default=None, kw_only=True)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Itself and what follows it."""
+        return (self, *self.then)
+
+    def anew(self) -> Outgoing:
+        """The message under another id, which a wire format has in its headers as well."""
+        identity = messages.new_id()
+        headers = self.message.headers.replace(str(self.message.id), str(identity))
+        return self.message._replace(id=identity, headers=headers)
+
+
+def steps_of(then: Any) -> tuple[Step, ...]:
+    """The messages of a ``then``. Raises InvalidMessage for what is none."""
+    steps = getattr(then, "steps", None)
+    if not isinstance(steps, tuple) or not steps or not all(isinstance(step, Step) for step in steps):
+        raise InvalidMessage(
+            f"then = {shortened(then)} is not accepted: write then=Queue.prepare(body, ...), or then=Chain([...])."
+        )
+    return steps
+
+
+def seconds_kept(queue: Any, recipient: str, keep_result: Any) -> int | None:
+    """``keep_result`` in whole seconds. Raises InvalidMessage."""
+    if keep_result is None:
+        return None
+    label = queue._meta.label
+    if not queue.delivery.workflow:
+        raise InvalidMessage(f"{label} keeps no results (keep_result): set Delivery.workflow = True.")
+    if queue.delivery.recipients and not recipient:
+        raise InvalidMessage(f"keep_result is not accepted by {label} without a recipient: each copy has a result.")
+    return milliseconds("keep_result", keep_result, low=1000) // 1000
+
+
+def with_workflow(
+    queue: Any,
+    alias: str,
+    identity: uuid.UUID,
+    headers: Mapping[str, str] | None,
+    correlation_id: str | None,
+    then: Sequence[Step],
+    keep_result: int | None,
+) -> tuple[dict[str, str], list[uuid.UUID]]:
+    """(headers of a message with these follow-ups, the ids that they get). Each is encoded as its own queue stores it:
+    what is encrypted there is so from here on. Raises InvalidMessage."""
+    _refuse_steps(queue, alias, then)
+    if (caller := handling.get()) is not None:
+        headers = with_correlation(headers, correlation_id, caller)
+    given = dict(headers or {})
+    conversation = correlation_id or given.get(messages.CORRELATION_ID) or str(identity)
+    previous, following, ids = identity, list[FollowUp](), list[uuid.UUID]()
+    for step in then:
+        message = _correlated(step.anew(), previous, conversation)
+        if step.queue.delivery.encoding:
+            message = encode_body(step.queue, message, alias)
+        following.append(FollowUp.of(step.queue._meta.label, message, step.keep_result))
+        previous = message.id
+        ids.append(previous)
+    return given | {messages.WORKFLOW: encode(Workflow(following, keep_result))}, ids
+
+
+def _correlated(message: Outgoing, previous: uuid.UUID, conversation: str) -> Outgoing:
+    """The message with the addresses of the one before."""
+    if not settings.CORRELATE:
+        return message
+    headers = {messages.CORRELATION_ID: conversation} | messages.decode_headers(message.headers)
+    return message._replace(headers=messages.encode_headers(headers | {messages.RELATED_TO: str(previous)}))
+
+
+def _refuse_steps(queue: Any, alias: str, then: Sequence[Step]) -> None:
+    """Raise InvalidMessage for messages that cannot follow each other."""
+    before = queue
+    for step in then:
+        label = step.queue._meta.label
+        if not before.delivery.workflow:
+            raise InvalidMessage(
+                f"No message can follow those of {before._meta.label} (then): set Delivery.workflow = True there."
+            )
+        if step.alias != alias:
+            raise InvalidMessage(f"{label} lies in {step.alias!r}, and the message that it follows in {alias!r}.")
+        if step.queue.wire_format:
+            raise InvalidMessage(f"{label} is a table of another system: send to it from the handler, not by then.")
+        if before.delivery.encrypts and not step.queue.delivery.encrypts:
+            raise InvalidMessage(
+                f"{before._meta.label} encrypts its messages, and {label}, whose message would be part of one, does "
+                "not: let it encrypt as well (Delivery.encoding), or send from the handler."
+            )
+        before = step.queue

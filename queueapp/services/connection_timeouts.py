@@ -1,6 +1,7 @@
-"""Detects that the other end of a database connection is dead although no error says so (half-open TCP).
+"""Detects that a database does not answer, also where its connection reports no error (half-open TCP), and logs each
+outage once.
 
-Three layers, each for what the one before cannot see:
+Three layers find a dead connection, each for what the one before cannot see:
 
 * keepalives and ``tcp_user_timeout`` of this host's kernel: the server's host or the network has vanished;
 * the same on the server, and its check of clients in mid-query: a worker has vanished, and the rows that it locked are
@@ -10,6 +11,16 @@ Three layers, each for what the one before cannot see:
   ``DATABASE_TIMEOUT``; the waiting thread gets an ordinary lost connection. Handlers have their time limits instead.
 
 Values in the project's DATABASES take precedence. Unix sockets need none of the TCP settings and ignore them.
+
+An *outage* of a database, as far as this process knows, is one log line when it stops to answer, and one when it
+answers again. The first statement of the engine that loses its connection, or gets none, begins an *outage*
+(``ResponseDeadline`` reports it). Failures during it belong to it, and the circuit breakers do not log them again. It
+ends with the first new connection, opened by any thread, that answers a statement; callbacks registered with
+``on_recovery`` then run, so that the listener reconnects at once. An old connection proves nothing: its answer may have
+been on the way when the server went.
+
+A database that comes and goes would fill the log: an outage that begins less than ``SPACING`` after the end of the last
+one is reported only once it has lasted for ``NOTABLE``.
 """
 
 from __future__ import annotations
@@ -19,25 +30,140 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from django.db import Error, connections
 from django.db.backends.signals import connection_created
 
+from .. import circuit_breaker
 from ..conf import settings
 from ..errors import UnsupportedServer
+from ..operations.privileges import remedy_of
 from ..sql import ErrorKind, backend_of
-from .database_outage import outage_of
 from .service import Service
+
+#: Seconds between the end of one outage and the beginning of another that is reported at once.
+SPACING = 10.0
+#: Seconds after which any outage is reported.
+NOTABLE = 2.0
+
+
+class Outage:
+    """The state of one database. Safe from any thread."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._reported = False
+        self._ended = -SPACING
+        self._errors: WeakSet[BaseException] = WeakSet()
+        self._callbacks: set[Callable[[], None]] = set()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the database does not answer at present."""
+        return self._since is not None
+
+    def connection_failed(self, error: BaseException) -> None:
+        """The connection of a statement was lost, or none could be opened."""
+        with self._lock:
+            self._errors.add(error)
+        self._begin(circuit_breaker.first_line(error))
+
+    def timed_out(self, seconds: float) -> None:
+        """A statement got no answer for so long."""
+        self._begin(f"no response for {seconds:.0f} s; waiting connections are closed")
+
+    def recovered(self) -> None:
+        """A new connection works."""
+        if self._since is None:
+            return
+        with self._lock:
+            if self._since is None:
+                return
+            seconds = monotonic() - self._since
+            reported, self._reported, self._since = self._reported, False, None
+            self._ended = monotonic()
+            callbacks = list(self._callbacks)
+        level = logging.WARNING if reported else logging.INFO
+        log.log(level, "Database %r answers again after %.1f s.", self.alias, seconds, extra={"database": self.alias})
+        for callback in callbacks:
+            callback()
+
+    def covers(self, error: BaseException) -> bool:
+        """Whether this error belongs to an outage, which the log has already."""
+        with self._lock:
+            return error in self._errors
+
+    @contextlib.contextmanager
+    def on_recovery(self, callback: Callable[[], None]) -> Iterator[None]:
+        """In the block, ``callback`` runs at the end of each outage, on the thread that noticed it."""
+        with self._lock:
+            self._callbacks.add(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.discard(callback)
+
+    def _begin(self, why: str) -> None:
+        with self._lock:
+            now = monotonic()
+            begins = self._since is None
+            if self._since is None:
+                self._since = now
+            notable = self._since - self._ended >= SPACING or now - self._since >= NOTABLE
+            report, self._reported = notable and not self._reported, self._reported or notable
+        if report or begins:
+            level = logging.ERROR if report else logging.INFO
+            log.log(level, "Database %r does not answer: %s", self.alias, why, extra={"database": self.alias})
+
+
+_outages: dict[str, Outage] = {}
+
+
+def outage_of(alias: str) -> Outage:
+    """The state of a database."""
+    return _outages.get(alias) or _outages.setdefault(alias, Outage(alias))
+
+
+def forget() -> None:
+    """Take every database for available (tests)."""
+    _outages.clear()
+
+
+def caused_by_outage(error: BaseException) -> bool:
+    """Whether an outage caused this error."""
+    return any(outage.covers(error) for outage in list(_outages.values()))
+
+
+def _new_connection_answers(*, connection: Any, **_: Any) -> None:
+    """During an outage, a new connection proves by one statement that it works."""
+    outage = _outages.get(connection.alias)
+    if outage is None or not outage.lasts:
+        return
+    try:
+        backend_of(connection).now(connection)
+    except (Error, UnsupportedServer):
+        return  # the thread that opened it meets the same error
+    outage.recovered()
+
+
+connection_created.connect(_new_connection_answers, dispatch_uid="queueapp.services.outages")
+circuit_breaker.already_reported.append(caused_by_outage)
+circuit_breaker.remedies.append(remedy_of)
+
 
 log = logging.getLogger("queueapp.workers")
 _T = TypeVar("_T")
 
-#: Seconds between two checks of the watchdog.
-_CHECK_INTERVAL = 0.25
+#: Seconds between two checks of the watchdog, and by how many a check is late when the process has stood still.
+_CHECK_INTERVAL, _STOOD_STILL = 0.25, 1.0
 
 
 def prepare_connections() -> Callable[[], None]:
@@ -214,17 +340,25 @@ class ConnectionWatchdog(Service):
         super().__init__("connection-watchdog")
 
     def serve(self) -> None:
+        checked, pauses = monotonic(), list[tuple[float, float]]()
         while not self.stopping:
+            late = monotonic() - checked - _CHECK_INTERVAL
+            if late > _STOOD_STILL:
+                # A handler kept the interpreter lock, or the process was stopped: no thread could read an answer.
+                pauses = [*pauses[-99:], (monotonic(), late)]
             if settings.DATABASE_TIMEOUT is not None:
-                close_unresponsive(settings.DATABASE_TIMEOUT.total_seconds())
+                close_unresponsive(settings.DATABASE_TIMEOUT.total_seconds(), pauses)
+            checked = monotonic()
             self.pause(_CHECK_INTERVAL)
 
 
-def close_unresponsive(seconds: float) -> None:
-    """Shut down the connections on which a thread has waited for longer than this, each once per so many seconds."""
+def close_unresponsive(seconds: float, pauses: Sequence[tuple[float, float]] = ()) -> None:
+    """Shut down the connections on which a thread has waited for longer than this, each once per so many seconds.
+    ``pauses``: when this process had stood still, and for how many seconds, which do not count."""
     for thread, entry in _waiting.copy().items():
         since, connection = entry
-        if monotonic() - since > seconds and _waiting.get(thread) is entry:
+        allowed = seconds + sum(late for ended, late in pauses if ended > since)
+        if monotonic() - since > allowed and _waiting.get(thread) is entry:
             _waiting[thread] = (monotonic(), connection)
             if _shut_down(connection):
                 log.info(

@@ -17,8 +17,7 @@ from django.db import Error, connections
 from ..notifier import CHANNEL
 from ..sql import backend_of
 from ..sql.database import ListenerConnection, NotificationsUnavailable
-from .connection_timeouts import ResponseDeadline
-from .database_outage import outage_of
+from .connection_timeouts import ResponseDeadline, outage_of
 from .service import Service
 
 log = logging.getLogger("queueapp.workers")

@@ -29,7 +29,7 @@ from ..failures import poison_operations
 from ..failures.poison_store import PASSING
 from ..flow import limited_claims
 from ..messages.escaping import in_one_line
-from ..operations import bulk_operations, expiration, snapshots, statistics
+from ..operations import bulk_operations, expiration, ledger, requeue_after_deploy, snapshots, statistics
 from ..operations.expiration import delete_expired
 from ..receiving import barriers
 from ..sending import early_acks
@@ -57,6 +57,10 @@ ELECTION_INTERVAL = 5.0
 RETENTION_INTERVAL = 600.0
 #: Seconds between two searches for messages that are not delivered, and until the log names the same again.
 REPORT_INTERVAL, REPORT_AGAIN = 60.0, 3600.0
+#: Seconds between two checks of the ledgers.
+LEDGER_INTERVAL = 60.0
+#: Seconds between two looks at the versions of the workers.
+DEPLOY_INTERVAL = 10.0
 #: Seconds between two searches for messages whose priority no claim finds, and how many are moved at a time.
 LEVELS_INTERVAL, LEVELS_BATCH = 2.0, 1000
 
@@ -105,6 +109,8 @@ class Maintenance(Service):
         #: Where the search for messages that arrived after their acks continues.
         self._early_acks: dict[Any, int] = {}
         self._snapshots = snapshots.SnapshotRecorder(alias, queues)
+        #: The version of the workers on which a queue has no canary to start any more.
+        self._examined: dict[str, str] = {}
         #: Whether an operation on many messages has another batch that is due.
         self._has_more = False
         #: The first error of this round that did not end it.
@@ -162,6 +168,8 @@ class Maintenance(Service):
             _Periodic(self._purge_all, lambda: purge_interval, first_purge),
             _Periodic(self._drop_old, lambda: RETENTION_INTERVAL),
             _Periodic(self._report, lambda: REPORT_INTERVAL),
+            _Periodic(self._check_ledgers, lambda: LEDGER_INTERVAL),
+            _Periodic(lambda: self._attempt(self._requeue_after_deploy), lambda: DEPLOY_INTERVAL),
             _Periodic(lambda: self._attempt(self._carry_out_operations), lambda: 0.0),
             _Periodic(lambda: self._attempt(self._record_statistics), lambda: self._snapshots.wait),
         ]
@@ -245,18 +253,50 @@ class Maintenance(Service):
             self._attempt(drop_old_poison, self.alias, self)
         self._attempt(snapshots.drop_old, self.alias, self.may_continue)
         self._attempt(bulk_operations.drop_old, self.alias, self.may_continue)
+        self._attempt(requeue_after_deploy.drop_old_notes, self.alias)
         for resolver in filter(None, map(registered.resolver_of, self.queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
         for hook in maintenance_hooks:
             self._attempt(hook, self.alias, self.may_continue)
 
-    def _carry_out_operations(self) -> None:
-        def may_continue() -> bool:
+    def _check_ledgers(self) -> None:
+        queues = ledger.with_ledger(self.queues)
+        if queues:
+            self._attempt(ledger.add_up, self.alias, self._may_continue_anew)
+        for queue in queues:
             restart_deadline()
-            return self.may_continue()
+            self._attempt(self._check_ledger, queue)
 
+    def _check_ledger(self, queue: Any) -> None:
         try:
-            self._has_more = bulk_operations.carry_out(self.alias, may_continue)
+            ledger.check(queue, self.alias)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
+                raise
+            if self._may_report((queue, "ledger")):
+                log.warning("%s: the ledger cannot be checked: %s", queue._meta.label, error,
+                            extra={"queue": queue._meta.label})  # fmt: skip
+
+    def _requeue_after_deploy(self) -> None:
+        queues = [queue for queue in self.queues if queue.delivery.requeue_after_deploy is not None]
+        if not queues:
+            return
+        try:
+            requeue_after_deploy.start_due(self.alias, queues, self._examined)
+        except Error as error:
+            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
+                raise
+            if self._may_report("requeue_after_deploy"):
+                log.warning("Poison in %r cannot be requeued after a deploy: %s", self.alias, error,
+                            extra={"database": self.alias})  # fmt: skip
+
+    def _may_continue_anew(self) -> bool:
+        restart_deadline()
+        return self.may_continue()
+
+    def _carry_out_operations(self) -> None:
+        try:
+            self._has_more = bulk_operations.carry_out(self.alias, self._may_continue_anew)
         except Error as error:
             if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
                 raise

@@ -3,8 +3,8 @@
 ``queue_sql(queue, connection)`` returns the statements of a queue, with one attribute per subject: ``.claims``,
 ``.acks``, ``.ack_by_seq``, ``.inserts``, ``.fanout``, ``.limits``, ``.barriers``, ``.failures``, ``.maintenance``,
 ``.unevaluated``, ``.figures``, ``.results``. ``backend_of(connection)`` returns what is not specific to a queue:
-``.sessions``, ``.delayed``, ``.dedupe``, ``.early_acks``, ``.schema``, ``.celery_results``, ``.notifications``,
-``.journal(table)``.
+``.sessions``, ``.delayed``, ``.dedupe``, ``.early_acks``, ``.schema``, ``.celery_results``, ``.ledger``,
+``.notifications``, ``.journal(table)``.
 
 The interface of a subject is a class in the module of that name here (``.failures`` and ``.unevaluated`` in
 ``maintenance``, ``.fanout`` in ``inserts``, ``.ack_by_seq`` in ``acks``); ``postgresql/`` and ``sqlserver/`` implement
@@ -51,15 +51,20 @@ def backend_of(connection: Any) -> Backend:
         raise _unsupported(connection) from None
 
 
-#: Makes the acks of a queue with ``Delivery.groups`` end members of groups; set by ``flow.group_members``.
-end_members_with_acks: Callable[[QueueSql], None] | None = None
+#: Lets the acks of a queue with ``Delivery.groups`` or ``Delivery.workflow`` do more than delete its messages; set by
+#: ``flow.ack_effects``.
+wrap_acks: Callable[[Any, QueueSql], None] | None = None
+#: Lets the statements of a queue with ``Delivery.ledger`` count what comes and goes; set by ``flow.ledger``.
+wrap_counted: Callable[[Any, QueueSql], None] | None = None
 
 
 @lru_cache(maxsize=4096)
 def _queue_sql(queue: Any, vendor: str, table: str, expiry: Expiry | None) -> QueueSql:
     sql = _backend_of_vendor(vendor).queue(QueueTable.of(queue, expiry))
-    if queue.delivery.groups and end_members_with_acks is not None:
-        end_members_with_acks(sql)
+    if queue.delivery.ledger and wrap_counted is not None:
+        wrap_counted(queue, sql)  # before the acks: what they do beside deleting is counted by what does it
+    if (queue.delivery.groups or queue.delivery.workflow) and wrap_acks is not None:
+        wrap_acks(queue, sql)
     return sql
 
 

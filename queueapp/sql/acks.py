@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import abc
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..messages.ids import as_uuid
 from .message_columns import Row
+from .tables import QueueTable
 
 STRICT, SUBLET, FENCED = "strict", "sublet", "fenced"
+
+
+class Acked(NamedTuple):
+    """A message that an ack has deleted. ``headers``: '' unless acks of its queue read them
+    (``QueueTable.has_workflow``)."""
+
+    seq: int
+    id: uuid.UUID
+    headers: str
+
+
+def acked_columns(table: QueueTable, columns: Mapping[str, str], prefix: str = "") -> str:
+    """What an ack returns of a deleted row; ``columns``: their quoted names."""
+    headers = prefix + columns["headers"] if table.has_workflow else "''"
+    return f"{prefix}{columns['seq']}, {prefix}{columns['id']}, {headers}"
+
+
+def acked_rows(rows: Iterable[Sequence[Any]]) -> list[Acked]:
+    """The same as ``Acked``, ascending by seq."""
+    return sorted(Acked(seq, as_uuid(identity), headers) for seq, identity, headers in rows)
 
 
 class Acks(abc.ABC):
@@ -22,6 +44,11 @@ class Acks(abc.ABC):
     then raise an error of kind LOCKED. Each runs in a transaction of its own, since the limit on waits holds for the
     rest of it.
     """
+
+    @property
+    def plain(self) -> Acks:
+        """The acks that only delete messages: these, unless ``flow.ack_effects`` has wrapped them."""
+        return self
 
     @abc.abstractmethod
     def ack(self, connection: Any, seqs: Sequence[int], token: uuid.UUID) -> int:
@@ -52,10 +79,14 @@ class Acks(abc.ABC):
         """``ack`` of the rows that are not locked; returns their seqs."""
 
     @abc.abstractmethod
-    def ack_ids(
+    def ack_without(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, mark: str) -> int:
+        """``ack`` of those messages whose headers do not contain this text."""
+
+    @abc.abstractmethod
+    def ack_whole(
         self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
-    ) -> list[tuple[int, uuid.UUID]]:
-        """``ack`` that returns (seq, id) of what it deleted; with ``wait_ms`` as ``try_ack``."""
+    ) -> list[Acked]:
+        """``ack`` that returns what it deleted; with ``wait_ms`` as ``try_ack``."""
 
     @abc.abstractmethod
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
@@ -101,8 +132,12 @@ class AckBySeq(abc.ABC):
         """Delete these messages; returns how many were deleted."""
 
     @abc.abstractmethod
-    def ack_ids(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[uuid.UUID]:
-        """``ack`` that returns the ids of what it deleted."""
+    def ack_without(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, mark: str) -> int:
+        """``ack`` of those messages whose headers do not contain this text."""
+
+    @abc.abstractmethod
+    def ack_whole(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[Acked]:
+        """``ack`` that returns what it deleted."""
 
     @abc.abstractmethod
     def take(

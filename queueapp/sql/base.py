@@ -24,6 +24,7 @@ from .figures import Figures
 from .groups import GroupSql
 from .inserts import Dedupe, EarlyAcks, Fanout, Inserts
 from .journal import JournalSql
+from .ledger import LedgerSql
 from .limits import ConcurrencyLimits
 from .maintenance import DelayedStore, Failures, Maintenance, Unevaluated
 from .results import CeleryResults, TaskResults
@@ -75,6 +76,7 @@ class Backend(abc.ABC):
     schema: Schema
     celery_results: CeleryResults
     groups: GroupSql
+    ledger: LedgerSql
     notifications: Notifications
 
     vendor: str

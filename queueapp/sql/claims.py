@@ -6,6 +6,7 @@ import abc
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any, NamedTuple
 
 from .message_columns import COUNTS, LAST_TIME
@@ -63,6 +64,28 @@ SEQ, ID, HEADERS, BODY, DELIVERIES, CANCELS, FAILURES, RECIPIENT, PRIORITY, EXPI
 ALWAYS = ("seq", "id", "headers", "body", *COUNTS)
 OF_LEVEL = ("recipient", "priority", "expires")
 
+#: Where keys take turns: of so many a claim takes messages, and at so many it looks, at most.
+KEYS_AT_ONCE, KEYS_LOOKED_AT = 100, 2_000
+
+
+class KeyTurns:
+    """Where the claims of this process are among the keys that take turns. Any value is right, so threads may overwrite
+    each other's."""
+
+    def __init__(self) -> None:
+        #: The key at which the last claim ended; and how many messages it still gets in this turn (``fair_weights``).
+        self.last, self.units_left = "", 0
+        #: When a key may be claimed again that the last claim held back because of its rate (``monotonic``); 0: none
+        #: was held back.
+        self.held_back_until = 0.0
+
+    def ended(self, last: str | None, used: int, held_back_us: int | None, claimed: int, limit: int) -> None:
+        """Record the end of a claim: its last key, the units of the keys that it found, and how long the next key is
+        held back (microseconds below 0)."""
+        self.last, self.units_left = last or "", max(0, used - limit) if claimed == limit else 0
+        self.held_back_until = 0.0 if held_back_us is None else monotonic() - held_back_us / 1_000_000
+
+
 #: A rescan window is at most this many rows of a level, available or not: about 10 ms where none of them is in memory.
 WINDOW_ROWS = 30_000
 
@@ -81,6 +104,9 @@ class PeekResult(NamedTuple):
 class Claims(abc.ABC):
     """Peeks and claims. Peeks and reads take no lock that outlives the statement. Ranges are in claim order; those of
     one level are ascending and disjoint."""
+
+    #: On a queue whose keys take turns (``Delivery.fair_by``); else None.
+    turns: KeyTurns | None = None
 
     @abc.abstractmethod
     def peek(self, connection: Any, ahead: Sequence[SeqRange], behind: Sequence[SeqRange], limit: int) -> PeekResult:

@@ -95,9 +95,9 @@ class ConcurrencyLimits(abc.ABC):
         They are free again when it ends in any way. Does not wait. ``more``: the transaction may hold some already."""
 
     @abc.abstractmethod
-    def leases(self, connection: Any) -> list[Leased]:
+    def leases(self, connection: Any) -> list[Leased] | None:
         """What is in flight now, by subscriber and token; only on a table that counts. Excludes what was leased before
-        its counting began."""
+        its counting began. None if that cannot be read because another session keeps a message locked (SQL Server)."""
 
     @abc.abstractmethod
     def lock_heads(self, connection: Any, ranges: Sequence[SeqRange], limit: int, *, bodies: bool) -> list[Claimed]:

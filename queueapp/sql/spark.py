@@ -1,8 +1,10 @@
-"""The statements of the Spark data source: the interfaces of sink and source, and the names of staging tables.
+"""The statements of the Spark data source: the interfaces of sink and source, and the names of staging tables and
+prepared transactions.
 
 They run in Spark's processes, on connections of their own and without Django: an implementation returns texts, and
 ``queueapp.contrib.spark`` executes them. Table and column names were taken from ``_meta`` on the driver; values are
-always parameters; the name of a staging table is made here and consists of lower-case letters, digits and underscores.
+always parameters; the names of staging tables and prepared transactions are made here and consist of lower-case
+letters, digits and underscores.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import abc
 import enum
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +57,31 @@ class StagingName:
         if match is None:
             raise ValueError(f"{name!r} is not the name of a staging table")
         return cls(name, int(match[1], 16), match[2])
+
+
+_GID = re.compile(r"queueapp_spark_([0-9a-f]{16})_([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedName:
+    """The facts in the identifier of a prepared transaction: a digest of its publication (queue, publish_id and batch),
+    and its job."""
+
+    gid: str
+    publication: str
+    job: str
+
+    @classmethod
+    def make(cls, publication: str, job: str, partition: int, attempt: int) -> PreparedName:
+        """A new identifier. The random end keeps the attempts of a stage that runs again apart."""
+        gid = f"queueapp_spark_{publication}_{job}_{partition}_{attempt}_{secrets.token_hex(4)}"
+        return cls(gid, publication, job)
+
+    @classmethod
+    def find(cls, gid: str) -> PreparedName | None:
+        """Read an identifier back; None for anything that ``make`` did not make."""
+        match = _GID.fullmatch(gid)
+        return None if match is None else cls(gid, match[1], match[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +178,8 @@ class SparkSql(abc.ABC):
         """
 
     @abc.abstractmethod
-    def recorded_rows(self) -> str:
-        """The rows of a ledger row; parameters queue, publish_id, batch_id."""
+    def recorded(self) -> str:
+        """The rows of a ledger row, and what is still to be moved; parameters queue, publish_id, batch_id."""
 
     @abc.abstractmethod
     def set_pending(self) -> str:
@@ -175,6 +202,12 @@ class SparkSql(abc.ABC):
     def forget(self) -> str:
         """Delete ledger rows of earlier micro-batches; parameters queue, publish_id, first batch_id to keep."""
 
+    def pieces(self, rows: int) -> Iterable[tuple[int, ...]]:
+        """The pieces in which a staging table of so many rows is moved, in their order: for each, the parameters that
+        follow all others of ``move``, ``move_delayed`` and ``move_to_journal``. Each row is in one piece, also a row
+        that the task did not write."""
+        return [()]
+
     @abc.abstractmethod
     def move(
         self,
@@ -184,26 +217,27 @@ class SparkSql(abc.ABC):
         lifetime: bool,
         selection: Selection = EVERYTHING,
     ) -> str:
-        """Copy a staging table into the queue in the order in which it was written; without the rows that have a
-        ``DUE_AT``, if that is among the attributes.
+        """Copy a piece of a staging table into the queue in the order in which it was written; without the rows that
+        have a ``DUE_AT``, if that is among the attributes.
 
         Parameters: one value per attribute in ``constants``; then, with ``lifetime``, the milliseconds after which a
-        message without an expiry of its own expires.
+        message without an expiry of its own expires; then those of the piece.
         """
 
     @abc.abstractmethod
     def move_delayed(
         self, name: StagingName, table: str, attributes: Sequence[str], constants: Sequence[str], lifetime: bool
     ) -> str:
-        """Copy the rows that have a ``DUE_AT`` into the delayed ``table``; parameters: the queue's label, then as
-        ``move``. The lifetime counts from when they are due."""
+        """Copy the rows of a piece that have a ``DUE_AT`` into the delayed ``table``; parameters: the queue's label,
+        then as ``move``. The lifetime counts from when they are due."""
 
     @abc.abstractmethod
     def move_to_journal(
         self, name: StagingName, table: str, attributes: Sequence[str], constants: Sequence[str]
     ) -> str:
-        """Append a staging table to the journal in the order in which it was written; parameters: the topic, the marks
-        unless ``MARKS`` is among the attributes, and one value per attribute in ``constants``."""
+        """Append a piece of a staging table to the journal in the order in which it was written; parameters: the
+        topic, the marks unless ``MARKS`` is among the attributes, one value per attribute in ``constants``, and those
+        of the piece."""
 
     @abc.abstractmethod
     def probe_insert(self, table: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 
@@ -18,6 +19,22 @@ from .message_columns import BY_NAME, REST, Row
 NOT_COPIED = frozenset(
     {"seq", "recipient", "lease_token", "lease_owner", "lease_expires", "deliveries", "cancels", "failures"}
 )
+
+
+class KeyRate(NamedTuple):
+    """A bucket of tokens for each key: a row of ``table`` says when it will be full; without a row it is full.
+    ``interval_us``: the microseconds in which it gets a token; ``burst``: the tokens of a full one."""
+
+    table: str
+    interval_us: int
+    burst: int
+
+    @classmethod
+    def of(cls, delivery: Any) -> KeyRate | None:
+        """What ``rate_per_key`` says."""
+        if (bucket := delivery.bucket_of_key) is None:
+            return None
+        return cls(str(apps.get_model("queueapp", "KeyTokenBucket")._meta.db_table), *bucket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +72,16 @@ class QueueTable:
     #: messages.
     barriers: bool = False
     finds_barriers: bool = False
+    #: An ack reads the headers of what it deletes: they may say what else it brings about.
+    has_workflow: bool = False
     #: Where released barriers wait for their subscribers: table and column of the subscriber.
     deliveries: tuple[str, str] | None = None
+    #: The most messages of one key in flight, where keys take turns; 0: no limit.
+    max_per_key: int = 0
+    #: How many messages of one key are claimed in a time; None: no limit.
+    key_rate: KeyRate | None = None
+    #: How many messages a key gets in a round of turns, where it is not one: a JSON object.
+    fair_weights: str = ""
     #: The attributes that a copy for a consumer takes over, including columns that only this table has or only others
     #: write.
     copied: tuple[str, ...] = ()
@@ -99,6 +124,10 @@ class QueueTable:
             barriers=barriers,
             deliveries=_deliveries() if barriers else None,
             finds_barriers=barriers and bool(delivery.barrier_expression),
+            max_per_key=delivery.max_concurrent_per_key or 0 if "fair_key" in columns else 0,
+            key_rate=KeyRate.of(delivery) if "fair_key" in columns else None,
+            fair_weights=json.dumps(delivery.fair_weights) if delivery.fair_weights else "",
+            has_workflow=delivery.workflow,
             copied=tuple(
                 name
                 for name, field in fields.items()
@@ -109,12 +138,28 @@ class QueueTable:
     @property
     def counts_in_flight(self) -> bool:
         """Whether messages in flight are counted: an expired lease is not revived then."""
-        return self.lease_index is not None or self.claim_records is not None
+        return self.lease_index is not None or self.claim_records is not None or self.max_per_key > 0
 
     @property
     def is_ordered(self) -> bool:
         """Whether messages with one ordering key are claimed in order."""
         return "ordering_key" in self.columns
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether keys take turns."""
+        return "fair_key" in self.columns
+
+    @property
+    def limits_keys(self) -> bool:
+        """Whether a key has a limit, so that claims of the queue run one after the other."""
+        return self.max_per_key > 0 or self.key_rate is not None
+
+    @property
+    def claims_by_key(self) -> bool:
+        """Whether a claim looks at the keys of messages: it may leave messages behind that lie before others that it
+        takes."""
+        return self.is_ordered or self.is_fair
 
     def has(self, *names: str) -> bool:
         """Whether the table has all of these attributes as columns."""

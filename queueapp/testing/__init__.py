@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..inline import Outcome
-    from .kit import Kit, QueueTestMixin, reset_caches
-    from .sends import Sent
+    from .kit import Kit, QueueTestMixin, Sent, reset_caches
 
 __all__ = ["Kit", "Outcome", "QueueTestMixin", "Sent", "reset_caches"]
 
-_PUBLIC = {"Kit": ".kit", "Outcome": "..inline", "QueueTestMixin": ".kit", "Sent": ".sends", "reset_caches": ".kit"}
+_PUBLIC = {"Kit": ".kit", "Outcome": "..inline", "QueueTestMixin": ".kit", "Sent": ".kit", "reset_caches": ".kit"}
 
 
 def __getattr__(name: str) -> Any:

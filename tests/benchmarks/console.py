@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from time import perf_counter
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 GROUP = "a" * 32
 
@@ -129,12 +130,32 @@ def measure(client: Any, page: Page, runs: int = 5) -> tuple[int, float]:
     with CaptureQueriesContext(connection) as captured:
         response = ask()
     assert response.status_code == 200, (page, response.status_code, response.headers)
+    # Before the next request, which resets what was captured.
+    statements = len([query for query in captured if "SAVEPOINT" not in query["sql"]])
     seconds = []
     for _ in range(runs):
         began = perf_counter()
         ask()
         seconds.append(perf_counter() - began)
-    return len([query for query in captured if "SAVEPOINT" not in query["sql"]]), statistics.median(seconds)
+    return statements, statistics.median(seconds)
+
+
+def measure_search(client: Any, address: str) -> str:
+    """A search to its end: how many responses, the most statements and the longest time of one, and the time of all."""
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    statements, seconds, further = [], [], address
+    while further:
+        with CaptureQueriesContext(connection) as captured:
+            began = perf_counter()
+            response = client.get(further)
+            seconds.append(perf_counter() - began)
+        statements.append(len([query for query in captured if "SAVEPOINT" not in query["sql"]]))
+        found = response.context["further"]
+        further = found and address.partition("?")[0] + found
+    limits = f"at most {max(statements)} statements and {1000 * max(seconds):,.0f} ms each"
+    return f"{len(seconds)} responses, {limits}, {sum(seconds):.1f} s in all: {response.context['progress']}"
 
 
 def main() -> None:
@@ -172,6 +193,10 @@ def main() -> None:
         for page in pages(Leased):
             statements, seconds = measure(client, page)
             print(f"| {page.name} | {statements} | {seconds * 1000:,.0f} |", flush=True)
+        print()
+        for query in ("order=4711", "nothing", "header:tenant=acme", "error:nothing"):
+            address = f"/admin/queueapp/queuecontrol/search/?{urlencode({'q': query})}"
+            print(f"search of everything by {query}: {measure_search(client, address)}", flush=True)
     finally:
         runner.teardown_databases(databases)
         runner.teardown_test_environment()

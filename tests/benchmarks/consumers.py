@@ -21,11 +21,16 @@ from tests.benchmarks.models import (
     InSets,
     InSetsOfFields,
     Leased,
+    Ledgered,
+    LedgeredTransactional,
     Levelled,
+    LimitedPerKey,
     Loose,
     Ordered,
     Prompt,
     Ranked,
+    RatedPerKey,
+    Shared,
     SteadyAtMostOnce,
     SteadyLeased,
     SteadyTransactional,
@@ -79,6 +84,7 @@ for _name in ("first", "second", "third"):
     consumer(Copied, name=_name)(nop)
 for _queue in (
     Leased, AtMostOnce, *_ONE_ROW_EACH, Addressed, Capped, Fair, Defaults, Ranked, Levelled, Fenced, Grouped, Ordered,
+    Shared, LimitedPerKey, RatedPerKey, Ledgered, LedgeredTransactional,
     *IDLE,
 ):  # fmt: skip
     consumer(_queue, name=f"{_queue.__name__}.nop")(nop)

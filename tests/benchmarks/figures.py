@@ -38,6 +38,7 @@ FAMILIES = (
     "tasks",
     "tracing",
     "celery",
+    "spark",
 )
 
 

@@ -28,11 +28,53 @@ class Ordered(Queue):
         peek_delay = _UNTIL_WOKEN
 
 
+class Shared(Queue):
+    """Tenants take turns."""
+
+    class Delivery:
+        fair_by = "tenant"
+        peek_delay = _UNTIL_WOKEN
+
+
+class LimitedPerKey(Queue):
+    """The same, and a tenant has a limit, which is not reached."""
+
+    class Delivery:
+        fair_by = "tenant"
+        max_concurrent_per_key = 1000
+        peek_delay = _UNTIL_WOKEN
+
+
+class RatedPerKey(Queue):
+    """The same, and a tenant has a rate, which is not reached."""
+
+    class Delivery:
+        fair_by = "tenant"
+        rate_per_key = "1000000/s"
+        peek_delay = _UNTIL_WOKEN
+
+
 class Grouped(Queue):
     """Its messages are members of a group."""
 
     class Delivery:
         groups = True
+        peek_delay = _UNTIL_WOKEN
+
+
+class Ledgered(Queue):
+    """Counts what comes and goes."""
+
+    class Delivery:
+        ledger = True
+        peek_delay = _UNTIL_WOKEN
+
+
+class LedgeredTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        concurrency = 4
+        ledger = True
         peek_delay = _UNTIL_WOKEN
 
 

@@ -2,8 +2,10 @@
 event loop running in its thread, and Django rightly refuses to use its ORM beside one.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -102,6 +104,15 @@ def chromium() -> Iterator[BrowserThread]:
     browser = BrowserThread(str(program))
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe, which checks a page for accessibility."""
+    path = Path(sys.prefix, "axe/node_modules/axe-core/axe.min.js")
+    if not path.exists():
+        pytest.skip("axe is not installed: `make axe` does it")
+    return path.read_text()
 
 
 @pytest.fixture

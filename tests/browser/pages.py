@@ -19,6 +19,7 @@ from queueapp.models import (
     DelayedMessage,
     JournalEntry,
     MessageGroup,
+    MessageResult,
     PoisonMessage,
     Schedule,
     Subscriber,
@@ -39,7 +40,8 @@ def list_of(model: Any) -> str:
 
 def addresses() -> list[str]:
     """At least one of every kind of page."""
-    found = ["/admin/", "/admin/queueapp/", OVERVIEW, f"{OVERVIEW}testapp.Leased/history/"]
+    found = ["/admin/", "/admin/queueapp/", OVERVIEW, f"{OVERVIEW}testapp.Leased/history/", f"{OVERVIEW}databases/"]
+    found.append(f"{OVERVIEW}search/?q=n%3D1")
     found += [f"{OVERVIEW}testapp.Transactional/history/", f"{OVERVIEW}testapp.Leased/charts/"]
     for model in (
         Leased,
@@ -55,6 +57,7 @@ def addresses() -> list[str]:
         Result,
         Schedule,
         MessageGroup,
+        MessageResult,
     ):
         keys = model._base_manager.order_by("-pk").values_list("pk", flat=True)[:2]
         found += [list_of(model), *(f"{list_of(model)}{key}/change/" for key in keys)]
@@ -62,6 +65,7 @@ def addresses() -> list[str]:
             found.append(f"{list_of(model)}{keys[0]}/history/")
     poison = list_of(PoisonMessage)
     found += [poison, f"{poison}?status=all", f"{poison}?status=edited"]
+    found += [f"{poison}?group=a", f"{poison}canary/?group=a"]
     messages = PoisonMessage.objects
     long, odd = messages.get(consumer=LONG_NAME), messages.filter(body=None)
     found += [f"{poison}{long.pk}/{page}/" for page in ("change", "edit", "history", "delete")]

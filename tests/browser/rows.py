@@ -23,8 +23,10 @@ from queueapp.models import (
     GroupAddition,
     GroupMember,
     MessageGroup,
+    MessageResult,
     Now,
     PoisonMessage,
+    PoisonNote,
     Schedule,
     SubjectKey,
     Subscriber,
@@ -96,6 +98,7 @@ def everything() -> None:
         destination=LONG_NAME, headers=json.dumps({"type": LONG_NAME})
     )
     poison(3)
+    PoisonNote.objects.create(group_key="a", text=f"{HOSTILE} {LONG_REASON}"[:1000], username=LONG_NAME[:150])
     for number, (kind, queue, name, text) in enumerate(
         (
             ("poison", "", "e" * 64, LONG_REASON),
@@ -130,6 +133,11 @@ def everything() -> None:
         GroupAddition.objects.create(group_id=group.id, members=12)
         for outcome in GroupMember.Outcome:
             GroupMember.objects.create(message_id=uuid.uuid4(), group_id=group.id, outcome=outcome)
+    for error, value in (("", HOSTILE.encode()), (LONG_REASON, None)):
+        MessageResult.objects.create(
+            id=uuid.uuid4(), queue=LONG_NAME, error=error, body=value, attempts=3, started_at=Now(),
+            finished_at=Now(), expires_at=Now() + timedelta(days=1),
+        )  # fmt: skip
     SubjectKey.objects.create(subject=SUBJECT, wrapped=b"x", key="only")
     failure = {"at": "2026-11-20T10:11:12.345678+00:00", "verdict": "RetryLater", "host": "worker-1"}
     history = [{**failure, "attempt": n, "process": "1234567:Thread-1", "exception": LONG_REASON} for n in (1, 2, 3)]

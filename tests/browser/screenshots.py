@@ -24,6 +24,7 @@ django.setup()
 from django.conf import settings  # noqa: E402
 from django.contrib.auth.models import User  # noqa: E402
 from django.contrib.staticfiles.handlers import StaticFilesHandler  # noqa: E402
+from django.db import connection  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.test.runner import DiscoverRunner  # noqa: E402
 from django.test.testcases import LiveServerThread  # noqa: E402
@@ -265,6 +266,11 @@ def main() -> None:
             browser.close()
     finally:
         server.terminate()
+        with connection.cursor() as cursor:  # of a request that the last page had begun
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
         runner.teardown_databases(old)
         runner.teardown_test_environment()
 

@@ -112,16 +112,20 @@ def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
-    """What is cut or overlaps on each of these pages, in its four versions. A page is opened once and then turned: what
-    differs between them is style alone."""
+    """What is cut or overlaps on each of these pages, at both widths. A page is opened once and then turned: what
+    differs between its versions is style alone, and between the themes only colours, so that each width has one.
+    Pictures are taken of all four."""
     wrong = {}
+    versions = [(TELEPHONE, "light"), (DESKTOP, "dark")]
+    if directory := os.environ.get("QUEUEAPP_TEST_SCREENSHOTS"):
+        versions = [*product((TELEPHONE, DESKTOP), ("light", "dark"))]
     for name in names:
         page.wait_for_load_state()  # what a click leads to may still be on its way
-        for width, theme in product((TELEPHONE, DESKTOP), ("light", "dark")):
+        for width, theme in versions:
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
             version = f"{name}-{width}-{theme}"
-            if directory := os.environ.get("QUEUEAPP_TEST_SCREENSHOTS"):
+            if directory:
                 page.add_style_tag(content="* { transition: none !important; }")  # colours fade from theme to theme
                 page.screenshot(path=Path(directory) / f"{version}.png", full_page=True)
             if found := page.evaluate(CUT) + page.evaluate(OVERLAPS):

@@ -290,7 +290,6 @@ def test_envelope_of_a_task_is_refused(options: dict[str, Any]) -> None:
 )
 def test_envelope_of_kombu_is_bounded(options: dict[str, Any], expected: tuple[int, Any]) -> None:
     with kombu.Connection("queueapp://") as conn:
-        conn.default_channel.queue_declare("values")
         conn.Producer().publish("x", routing_key="values", **options)
 
     row = BrokerQueue.objects.get()

@@ -28,7 +28,7 @@ def test_messages_of_a_type_that_only_the_next_version_knows_are_left_for_it(sce
 
     new = scene.workers(*queues, environ={"CRASH_VERSION": "2"})
     wait_until(lambda: scene.effects() == 80, "the new version handles the rest")
-    assert not Leased.objects.exists()
+    wait_until(lambda: not Leased.objects.exists(), "the last ones are acked, which follows their effects")
     assert old.log_text().count("have no consumer in this process") == 2  # once per queue
     assert holds_for(lambda: scene.effects() == 80, seconds=0.5)
     assert (old.stop(), new.stop()) == (0, 0)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queueapp.contrib.amps.codegen import IMPORTED, as_python
-from queueapp.contrib.amps.convert import import_configuration
+from queueapp.contrib.amps.convert import IMPORTED, as_python, import_configuration
 from queueapp.contrib.amps.elements import DISTRIBUTED, ELEMENTS, QUEUES
 
 from .pages import CHECKOUT, DOCS, blocks

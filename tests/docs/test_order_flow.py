@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType
@@ -19,14 +20,14 @@ from .pages import DOCS
 from .running import run_blocks
 
 PAGE = DOCS / "howto" / "order-flow.md"
-TESTS = 6
+TESTS = 9
 
 
 @pytest.fixture
 def shop() -> Iterator[ModuleType]:
     """The app of the page, with its tables."""
     with run_blocks(PAGE) as module:
-        models = [module.Order, module.Parcel, module.Invoice]
+        models = [module.Order, module.Parcel, module.Invoice, module.Article, module.Report]
         with connection.schema_editor() as editor:
             for model in models:
                 editor.create_model(model)
@@ -46,15 +47,20 @@ def test_the_tests_of_the_page_pass(shop: ModuleType) -> None:
     names = [name for name in vars(shop) if name.startswith("test_")]
     assert len(names) == TESTS
     for name in names:
-        kit = Kit()
-        getattr(shop, name)(kit)
+        kit, test = Kit(), getattr(shop, name)
+        test(*([kit] if inspect.signature(test).parameters else []))
         kit.close()
         for model in (
             shop.Parcel,
             shop.Invoice,
             shop.Order,
+            shop.Article,
+            shop.Report,
             shop.OrderEvents,
             shop.Deadlines,
+            shop.Stock,
+            shop.Days,
+            shop.Mails,
             PoisonMessage,
             DelayedMessage,
         ):
@@ -64,10 +70,12 @@ def test_the_tests_of_the_page_pass(shop: ModuleType) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_the_flow_runs_with_real_workers(shop: ModuleType, settings: Any) -> None:
     settings.QUEUEAPP = {"PEEK_DELAY": 0.1, "DISPATCH_INTERVAL": 0.1}
-    workers = [Worker(shop.OrderEvents).start(), Worker(shop.Deadlines, dispatcher=True).start()]
+    workers = [Worker(queue).start() for queue in (shop.OrderEvents, shop.Stock)]
+    workers.append(Worker(shop.Deadlines, dispatcher=True).start())
     try:
         orders = [shop.place_order("pepper", 100 + number) for number in range(10)]
         eventually(lambda: shop.Parcel.objects.count() == shop.Invoice.objects.count() == 10)
+        eventually(lambda: shop.Article.objects.filter(left=-10).exists())
         for order in orders[:5]:
             assert shop.pay(order.pk)
         assert DelayedMessage.objects.count() == 10

@@ -15,7 +15,7 @@ from project import settings as project
 from queueapp import Context, signals
 from queueapp.expressions import ParsedMessage, compile_expression
 from queueapp.expressions.functions import FUNCTIONS, SPECIAL
-from queueapp.failures.policy import Failure
+from queueapp.failures.recoverability import Failure
 from queueapp.sql.message_columns import Row
 from tests.testapp.models import Leased
 

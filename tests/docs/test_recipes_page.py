@@ -14,7 +14,7 @@ import pytest
 from queueapp import Poison
 from queueapp.alerts.channels import Notification
 from queueapp.conf import settings
-from queueapp.failures.policy import default_policy
+from queueapp.failures.recoverability import default_policy
 
 from .pages import DOCS
 from .running import run_blocks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from queueapp import conf
 from queueapp.conf import asyncmonolith_names
-from queueapp.consuming.registration import OPTIONS
+from queueapp.consuming.registry import OPTIONS
 from queueapp.models import delivery
 from queueapp.options import Option
 

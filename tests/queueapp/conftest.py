@@ -9,7 +9,7 @@ import pytest
 
 from queueapp import sql
 from queueapp.models.delivery import Delivery
-from queueapp.topics import routing
+from queueapp.topics import publisher
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def delivery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Change the options of a queue for one test."""
 
     def forget() -> None:
-        routing.forget()
+        publisher.forget()
         sql.forget()
 
     def change(queue: Any, **options: Any) -> None:
@@ -27,3 +27,9 @@ def delivery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield change
     monkeypatch.undo()
     forget()
+
+
+@pytest.fixture
+def few_receivers(settings: Any) -> None:
+    """The tests have more queues than the server has connections for, with the usual number of receivers."""
+    settings.QUEUEAPP = {**getattr(settings, "QUEUEAPP", {}), "CONCURRENCY": 1}

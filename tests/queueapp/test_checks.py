@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.checks import Error, Warning
+from django.core.checks import Error, Warning, run_checks
 from django.db import connection
 from django.test import override_settings
 
@@ -58,6 +58,22 @@ def test_a_mistyped_setting_is_an_error_that_names_the_one_that_is_meant(setting
         "queueapp.E001",
         "QUEUEAPP: unknown option 'PEEKDELAY'; did you mean 'PEEK_DELAY'?",
     )
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [({"NO_SUCH_SETTING": 1}, "queueapp.E001"), ({"DELAYED_STORE": "no.such.Store"}, "queueapp.E004")],
+)
+def test_a_setting_that_is_not_accepted_ends_no_check_with_a_traceback(
+    settings: Any, setting: dict[str, Any], error: str, no_consumers: None
+) -> None:
+    settings.QUEUEAPP = {**settings.QUEUEAPP, **setting}
+
+    consumer(Leased)(lambda message: None)
+    found = run_checks(include_deployment_checks=True, databases=["default"])
+
+    assert [row.id for row in found if str(row.id).startswith("queueapp.E")] == [error]
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(0.1, []), (1, []), (10, []), (10.1, ["queueapp.W001"])])
@@ -115,7 +131,7 @@ def test_a_time_limit_longer_than_an_unrenewed_lease_is_an_error(
 
 
 @real_commits
-def test_a_table_as_its_migration_made_it_is_all_right() -> None:
+def test_a_table_as_its_migration_made_it_is_all_right(few_receivers: None) -> None:
     assert check_tables(databases=["default"]) == []
     assert check_tables(databases=None) == [], "tables are looked at only when asked"
 

@@ -166,7 +166,7 @@ def test_a_destination_that_just_fits_is_none(settings: Any) -> None:
 def test_a_database_that_only_keeps_delayed_messages_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[tuple[str, list[Any]]] = []
     monkeypatch.setattr(Transactional.delivery, "delayed_in", ("keeper",))
-    monkeypatch.setattr(checks.tables, "check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
+    monkeypatch.setattr(checks.queues, "check_tables_in", lambda alias, queues: looked.append((alias, queues)) or [])
 
     checks.check_tables(databases=["keeper", "unassigned"])
 
@@ -241,7 +241,7 @@ def test_a_pool_smaller_than_a_worker_process_is_a_warning(monkeypatch: pytest.M
 
 
 @real_commits
-def test_a_missing_table_is_a_warning_that_names_migrate() -> None:
+def test_a_missing_table_is_a_warning_that_names_migrate(few_receivers: None) -> None:
     with without_table(PoisonMessage):
         (found,) = checks.check_tables(databases=["default"])
 
@@ -298,7 +298,7 @@ def test_migrate_states_itself_that_a_database_does_not_answer() -> None:
 
 
 @real_commits
-def test_check_reports_a_setting_that_there_is_advice_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_a_setting_that_there_is_advice_for(few_receivers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [SettingAdvice("X is on", ""), SettingAdvice("Y is off", "Turn it on.")]
     monkeypatch.setattr(schema_check, "remarks", lambda alias: said)
 
@@ -309,7 +309,9 @@ def test_check_reports_a_setting_that_there_is_advice_for(monkeypatch: pytest.Mo
 
 
 @real_commits
-def test_fewer_connections_than_a_worker_tree_needs_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_connections_than_a_worker_tree_needs_are_a_warning(
+    few_receivers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert [finding for finding in checks.check_tables(databases=["default"]) if finding.id == "queueapp.W012"] == []
     limit = ConnectionLimit("the user app may have", 5, 0, "CONNECTION LIMIT", "ALTER ROLE app CONNECTION LIMIT -1")
     monkeypatch.setattr(type(backend_of(connection).schema), "connection_limits", lambda self, connection: [limit])
@@ -326,7 +328,7 @@ def test_fewer_connections_than_a_worker_tree_needs_are_a_warning(monkeypatch: p
 
 def test_every_id_is_on_the_page_and_in_a_test_and_the_reverse() -> None:
     pattern = re.compile(r"queueapp\.[EWI]\d{3}")
-    files = [*(CHECKOUT / "queueapp/checks").glob("*.py"), *CHECKOUT.glob("queueapp/contrib/*/checks.py")]
+    files = [*(CHECKOUT / "queueapp/checks").glob("*.py"), *CHECKOUT.glob("queueapp/contrib/*/*.py")]
     code = {found for file in files for found in pattern.findall(file.read_text())}
     rows = re.findall(r"^\| `(queueapp\.[EWI]\d{3})`", (CHECKOUT / "docs/checks.md").read_text(), re.M)
     page = set(rows)

@@ -11,7 +11,7 @@ from django.core.checks import Error, Warning
 
 from queueapp import checks
 from queueapp.models.delivery import Delivery
-from queueapp.topics import routing
+from queueapp.topics import publisher
 from tests.testapp.models import Deep, ForeignPostgres, Recovered, Wide
 
 
@@ -19,11 +19,11 @@ from tests.testapp.models import Deep, ForeignPostgres, Recovered, Wide
 def delivery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def change(queue: Any, **options: Any) -> None:
         monkeypatch.setattr(queue, "delivery", Delivery(queue.delivery.given | options, "a test's "))
-        routing.forget()
+        publisher.forget()
 
     yield change
     monkeypatch.undo()
-    routing.forget()
+    publisher.forget()
 
 
 def found(queue: Any) -> list[Any]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from queueapp.checks import check_batches
-from queueapp.consuming.registration import Registration
-from queueapp.consuming.registry import registered
+from queueapp.consuming.registry import Registration, registered
 from queueapp.models.delivery import FairnessModel
 from tests.testapp.models import (
     Addressed,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp.checks import check_celery
-from queueapp.contrib.celery.checks import check_transport_options
+from queueapp.contrib.celery.options import check_transport_options
 
 
 def test_a_broker_that_is_right_or_another_one_is_fine(settings: Any) -> None:

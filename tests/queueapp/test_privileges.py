@@ -21,10 +21,10 @@ from sqlglot import exp
 from queueapp import delayed, notifier, publish, publish_many, replay
 from queueapp.contrib.celery import poison as buried
 from queueapp.contrib.celery import result_rows, topology
-from queueapp.contrib.celery.broker_migration.queueapp_endpoint import QueueappEndpoint
+from queueapp.contrib.celery.broker_migration.endpoints import QueueappEndpoint
 from queueapp.contrib.celery.in_flight import LeasedMessage
 from queueapp.contrib.celery.models import BrokerQueue, CeleryResult, CompletedMove, DeclaredQueue, PendingMove
-from queueapp.contrib.tasks import result_store
+from queueapp.contrib.tasks import results
 from queueapp.contrib.tasks.models import Result, TaskQueue
 from queueapp.encryption import keyring, subject_keys
 from queueapp.failures import apply_verdict, poison_operations, recoverability
@@ -37,6 +37,7 @@ from queueapp.models import (
     FairTurn,
     ForwardedMessage,
     JournalEntry,
+    KeyTokenBucket,
     Leader,
     MessageKey,
     Now,
@@ -60,13 +61,13 @@ from queueapp.services.orphaned_leases import release_orphaned_leases
 from queueapp.sql import ErrorKind, backend_of, queue_sql
 from queueapp.sql.claims import SEQ, SeqRange
 from queueapp.sql.message_columns import Row
-from queueapp.topics import routing
+from queueapp.topics import publisher
 from queueapp.topics.backfill import QueueFeeder
 from tests.queueapp.contrib.tasks.declared import noop
 from tests.queueapp.sql.tsql import parsed
 from tests.testapp.leases import Deferring
 from tests.testapp.messages import Nop, Ping
-from tests.testapp.models import Addressed, Capped, InTurns, Keyed, KeyedTransactional, Leased, Rated
+from tests.testapp.models import Addressed, Capped, InTurns, Keyed, KeyedTransactional, Leased, Rated, RatedPerKey
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DOCS = (Path(__file__).parents[2] / "docs" / "privileges.md").read_text()
@@ -93,12 +94,12 @@ def published_to(queue: Any, topic: str) -> Iterator[None]:
     """Let a queue collect a topic for a while."""
     before = queue.delivery
     queue.delivery = Delivery(before.given | {"underlying_topic": topic}, "a test's ")
-    routing.forget()
+    publisher.forget()
     try:
         yield
     finally:
         queue.delivery = before
-        routing.forget()
+        publisher.forget()
 
 
 @contextmanager
@@ -498,12 +499,13 @@ def test_keys_of_subjects_are_made_read_and_erased(settings: Any) -> None:
 
 
 def test_the_start_of_a_worker_reports_what_the_options_of_its_queues_need() -> None:
-    queues = [Keyed, Deferring, Rated, Capped, InTurns]
+    queues = [Keyed, Deferring, Rated, RatedPerKey, Capped, InTurns]
     with acting_as("inspector"):
         lacks = privileges.missing_privileges("default", queues)
         plain = privileges.missing_privileges("default", [Leased])
     found = {lack.model: lack.required for lack in lacks if lack.model not in queues}
-    kinds = {MessageKey: False, DeferredAck: False, TokenBucket: True, ClaimRecord: True, FairTurn: True}
+    kinds: dict[Any, bool] = {MessageKey: False, DeferredAck: False}
+    kinds |= dict.fromkeys([TokenBucket, KeyTokenBucket, ClaimRecord, FairTurn], True)
     assert {model: found[model] for model in kinds} == kinds
     assert not kinds.keys() & {lack.model for lack in plain}
     with acting_as("worker"):
@@ -529,7 +531,7 @@ def test_djangos_tasks_are_enqueued_run_and_read() -> None:
         assert result.is_finished
     Result.objects.update(finished_at=Now() - timedelta(days=3))
     with acting_as("worker", "task_runner"):
-        assert result_store.delete_old("default", "default", timedelta(days=1)) == 1
+        assert results.delete_old("default", "default", timedelta(days=1)) == 1
 
 
 def test_a_broker_is_moved(celery_app: Celery) -> None:

@@ -18,6 +18,9 @@ from tests.testapp.models import (
     CappedTransactional,
     Deep,
     Effect,
+    Followed,
+    FollowedTogether,
+    FollowedTransactional,
     ForeignPostgres,
     Grouped,
     GroupedTogether,
@@ -26,14 +29,23 @@ from tests.testapp.models import (
     InTurns,
     LateFlights,
     Leased,
+    Ledgered,
+    LedgeredOnce,
+    LedgeredTransactional,
+    LimitedPerKey,
+    LimitedPerKeyTransactional,
     Ordered,
     OrderedPassing,
     OrderedTransactional,
     Rated,
     RatedOnce,
+    RatedPerKeyFast,
+    RatedPerKeyTransactional,
     RatedTransactional,
     Several,
     SeveralTransactional,
+    Shared,
+    SharedTransactional,
     Together,
     Transactional,
     Urgent,
@@ -114,6 +126,9 @@ for _queue in (
 ):  # fmt: skip
     consumer(_queue, name=f"{_queue.__name__.lower()}.process")(tell_process)
 
+for _queue in (Followed, FollowedTransactional, FollowedTogether, Ledgered, LedgeredTransactional, LedgeredOnce):
+    consumer(_queue, name=f"{_queue.__name__.lower()}.act", attempts=3, retry_delay=0)(act)
+
 for _queue in (Ordered, OrderedPassing, OrderedTransactional):
     consumer(_queue, name=f"{_queue.__name__.lower()}.act", attempts=3, retry_delay=0)(act)
 
@@ -131,6 +146,10 @@ def tell_when(message: Turn, context: Context) -> None:
     Effect.objects.create(name=f"{context.consumer.name} {message.number}", detail=detail)
 
 
+for _queue in (
+    Shared, SharedTransactional, LimitedPerKey, LimitedPerKeyTransactional, RatedPerKeyFast, RatedPerKeyTransactional,
+):  # fmt: skip
+    consumer(_queue, name=f"{_queue.__name__.lower()}.turn", retry_delay=0)(tell_when)
 consumer(AddressedUrgent, name="limited", concurrency=2, retry_delay=0)(tell_when)
 consumer(AddressedUrgent, name="unlimited", retry_delay=0)(tell_when)
 

@@ -81,6 +81,72 @@ class RatedOnce(Queue):
         rate = "40/s"
 
 
+class Shared(Queue):
+    """Tenants take turns."""
+
+    class Delivery:
+        fair_by = "tenant"
+        lease_period = timedelta(seconds=5)
+
+
+class SharedTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        fair_by = "tenant"
+        lease_period = timedelta(seconds=5)
+
+
+class LimitedPerKey(Queue):
+    """At most two messages of a tenant are in flight."""
+
+    class Delivery:
+        fair_by = "tenant"
+        max_concurrent_per_key = 2
+        lease_period = timedelta(seconds=5)
+
+
+class LimitedPerKeyTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        fair_by = "tenant"
+        max_concurrent_per_key = 2
+        lease_period = timedelta(seconds=5)
+
+
+class RatedPerKey(Queue):
+    """Three messages of a tenant at once, and then one in ten minutes."""
+
+    class Delivery:
+        fair_by = "tenant"
+        rate_per_key = "6/h"
+        rate_burst_per_key = 3
+        lease_period = timedelta(seconds=5)
+
+
+class RatedPerKeyFast(Queue):
+    class Delivery:
+        fair_by = "tenant"
+        rate_per_key = "20/s"
+        lease_period = timedelta(seconds=5)
+
+
+class RatedPerKeyTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        fair_by = "tenant"
+        rate_per_key = "20/s"
+        lease_period = timedelta(seconds=5)
+
+
+class Weighted(Queue):
+    """The tenant "b" gets three messages for each one of another."""
+
+    class Delivery:
+        fair_by = "tenant"
+        fair_weights = {"b": 3}
+        lease_period = timedelta(seconds=5)
+
+
 class Grouped(Queue):
     """Its messages may be members of groups."""
 
@@ -100,6 +166,68 @@ class GroupedTogether(Queue):
         semantics = Semantics.TRANSACTIONAL
         transaction_size = 20
         groups = True
+
+
+class Ledgered(Queue):
+    """Counts what comes and goes."""
+
+    class Delivery:
+        ledger = True
+        lease_period = timedelta(seconds=5)
+
+
+class LedgeredTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        ledger = True
+
+
+class LedgeredTogether(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        transaction_size = 20
+        ledger = True
+
+
+class LedgeredOnce(Queue):
+    class Delivery:
+        semantics = Semantics.AT_MOST_ONCE
+        ledger = True
+
+
+class LedgeredWholly(Queue):
+    """With other options that change what sends and acks do."""
+
+    class Delivery:
+        ledger = True
+        groups = True
+        workflow = True
+        priorities = 3
+        lease_period = timedelta(seconds=5)
+
+
+class Followed(Queue):
+    """Its messages may have follow-ups."""
+
+    class Delivery:
+        workflow = True
+        lease_period = timedelta(seconds=5)
+
+
+class FollowedTransactional(Queue):
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        workflow = True
+
+
+class FollowedTogether(Queue):
+    """Many messages in one transaction, which may be members of groups as well."""
+
+    class Delivery:
+        semantics = Semantics.TRANSACTIONAL
+        transaction_size = 20
+        groups = True
+        workflow = True
 
 
 class Ordered(Queue):

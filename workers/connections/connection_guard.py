@@ -75,7 +75,7 @@ class ConnectionGuard:
     A receiver inside of its own ``atomic`` leaves it by an exception of its own (``Rollback``) when ``after`` has
     returned something. If that is ``replaced``, Django's bookkeeping is that of a connection which was closed in a
     transaction: until the end of the block every statement is refused, and the end does no I/O, raises nothing and
-    commits nothing. If it is not, the transaction is marked for a rollback, and ``lock_again`` may be that rollback.
+    commits nothing. If it is not, the transaction is marked for a rollback, and ``rollback_and_lock`` may be that.
 
     An interruption from outside (a time limit) may arrive in a driver between a server's answer and the driver's own
     record of it, which cannot be detected. Outside of ``atomic`` a receiver calls ``replace()`` after each.

@@ -5,8 +5,12 @@ that were not started are released uncounted -> running handlers get ``SHUTDOWN_
 process ends. A second SIGTERM skips the grace. A service or a pump that ends unasked shuts the process down in the same
 stages, and its exit code says so: the supervisor starts another one. A handler that ignores its time limit (in C code)
 cannot be ended without the process: the process asks for its replacement, goes on until that runs, finishes its other
-handlers and ends. A SIGTERM that arrives before there is anything to
-stop, during imports and set-up, ends the process at once.
+handlers and ends. A SIGTERM that arrives before there is anything to stop, during imports and set-up, ends the process
+at once.
+
+A child uses the databases of its parent, whatever the settings that it imports say. A test run renames its databases
+after the settings were read; a child process reads the settings anew and would open the real ones. So the names are
+part of the child's options and are set before it connects.
 """
 
 from __future__ import annotations
@@ -21,10 +25,14 @@ import sys
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from django.conf import settings as django_settings
+from django.core.management.base import CommandError
+from django.db import connections
 
 from queueapp.services.service import FunctionService, Service, stop_all
 
@@ -74,7 +82,7 @@ class ChildOptions:
     has_metrics: bool = False
     #: How often its supervisor has started it again.
     restarts: int = 0
-    #: Names of the databases by alias, which may differ from the settings: ``child_databases``.
+    #: Names of the databases by alias, which may differ from the settings: ``database_names``.
     databases: dict[str, str] = field(default_factory=dict)
     #: Whether it is started in place of one that ended.
     replaces: bool = False
@@ -165,8 +173,6 @@ def main(text: str) -> int:
     django.setup()
     _keep_no_query_log()
     from queueapp.services.connection_timeouts import prepare_connections
-
-    from .child_databases import use_databases
 
     use_databases(options.databases)
     prepare_connections()
@@ -460,7 +466,7 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
             queues = [
                 queue
                 for queue in registry.queues
-                if (queue._meta.managed or registered.of(queue)) and router.db_for_write(queue) == alias
+                if registered.maintains(queue) and router.db_for_write(queue) == alias
             ]
             maintenance = Maintenance(alias, queues, Elector(alias, role_name("maintenance"), holder))
             services.append(maintenance)
@@ -497,6 +503,36 @@ def run_dispatcher(options: ChildOptions, stages: ShutdownStages) -> int:
     stages.wait()
     stop_all(services, INTERRUPT_GRACE)
     return FAILED if stages.failed else 0
+
+
+def database_names() -> dict[str, str]:
+    """The present name of each database of this process, by alias."""
+    current = {connection.alias: connection.settings_dict for connection in connections.all(initialized_only=True)}
+    names = {alias: current.get(alias, entry).get("NAME") for alias, entry in connections.settings.items()}
+    return {alias: name for alias, name in names.items() if isinstance(name, str)}
+
+
+def use_databases(names: Mapping[str, str]) -> None:
+    """Let connections that are opened from now on, on any thread, go to the databases of these names."""
+    for alias, name in names.items():
+        if alias in connections.settings:
+            connections.settings[alias]["NAME"] = name
+
+
+def require_shareable_databases() -> None:
+    """Raise CommandError where child processes could not use what this process uses: in a transaction, which they do
+    not see, or with settings that are in no module."""
+    if not os.environ.get("DJANGO_SETTINGS_MODULE") and not getattr(django_settings, "SETTINGS_MODULE", None):
+        raise CommandError(
+            "The settings were made by settings.configure(), so worker processes cannot import them: put them into a "
+            "module and name it in DJANGO_SETTINGS_MODULE."
+        )
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            raise CommandError(
+                f"There is an open transaction on {connection.alias!r}, and worker processes would not see what is "
+                "done in it. In tests use TransactionTestCase, or @pytest.mark.django_db(transaction=True)."
+            )
 
 
 if __name__ == "__main__":

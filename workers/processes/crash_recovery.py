@@ -261,7 +261,7 @@ def _count_in_flight(queue: Any, message: InFlightMessage, text: str) -> None:
 
 def _requeue_batch(queue: Any, message: InFlightMessage, text: str) -> None:
     """A handler was given all of these, and which of them ended the process is unknown: no attempt is counted. Each has
-    one more delivery, and is handled alone from then on (``receiving.receivers``)."""
+    one more delivery, and is handled alone from then on (``receiving.quarantine``)."""
     alias = router.db_for_write(queue)
     connection, sql = connections[alias], queue_sql(queue, connections[alias])
     token = message.token if message.token.int else None

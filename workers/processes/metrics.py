@@ -32,7 +32,7 @@ from prometheus_client.registry import Collector
 
 from queueapp import signals
 from queueapp.circuit_breaker import Breaker, BreakerReport, State
-from queueapp.consuming.registration import Registration
+from queueapp.consuming.registry import Registration
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 
 from ..receiving import handlers

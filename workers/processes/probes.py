@@ -63,6 +63,8 @@ class Tree(Protocol):
 
     def silence_of(self, child: Any) -> float | None: ...
 
+    def keeps_alive(self, child: Any) -> bool: ...
+
 
 class Probes:
     """The pages of one supervisor."""
@@ -86,9 +88,11 @@ class Probes:
         if silent > SILENT:
             problems.append(f"the supervisor is silent for {silent:.0f} s")
         for process in processes:
-            # A dead process is replaced; one that runs without a sign of life is stuck.
+            # A dead process is replaced; one that runs without a sign of life is stuck, unless a handler in C code
+            # keeps the interpreter lock: its supervisor keeps its leases, and holds it to its time limit.
             if (
                 process["alive"]
+                and not process["kept_alive"]
                 and (process["silent"] if process["silent"] is not None else process["age"] - STARTING) > SILENT
             ):
                 problems.append(f"{process['name']} ({process['process']}) is silent")
@@ -104,6 +108,7 @@ class Probes:
                     "alive": child.alive,
                     "age": round(now - child.started_at, 1),
                     "silent": self._supervisor.silence_of(child),
+                    "kept_alive": self._supervisor.keeps_alive(child),
                 }
             )
         return found
@@ -164,7 +169,7 @@ class Probes:
     def _registry(self, metrics: MetricsCollector) -> Any:
         from prometheus_client import CollectorRegistry
 
-        from queueapp.metrics.collector import StatsCollector
+        from queueapp.metrics.views import StatsCollector
 
         stats = CachedQuery(self._stats)
         registry = CollectorRegistry()

@@ -29,16 +29,16 @@ from queueapp.operations.connection_limits import receivers_of
 from queueapp.receiving.low_water_marks import LowWaterMarks
 from queueapp.services.service import Service
 
-_SLOT_BYTES = 8192
+_SLOT_BYTES = 32_768
 _WORDS = _SLOT_BYTES // 8
 # Words of a slot: 0 seq in flight (0: none), 1-2 lease token, 3-4 subscriber, 5 index of the queue, 6 bytes of headers.
 # An AT_MOST_ONCE message is in no table by then: its id is in the words of the token, and its headers follow. 7 how
 # many messages the handler was given, where it takes a batch: their seqs follow, in the words of the headers. 8 whether
 # what the receiver has claimed, or is about to, is in no table (AT_MOST_ONCE).
 _QUEUE, _LENGTH, _BATCH, _UNSTORED, _HEADERS = 5, 6, 7, 8, 72
-# The second half of a slot: how many messages were leased with the token, how long their leases last in milliseconds
-# (0: for ever), and their seqs.
-_HALF_BYTES = _SLOT_BYTES // 2
+# The rest of a slot: how many messages were leased with the token, how long their leases last in milliseconds (0: for
+# ever), and their seqs, as many as MAX_BATCH allows.
+_HALF_BYTES = 4096
 _LEASED, _LEASE_MS, _SEQS = _HALF_BYTES // 8, _HALF_BYTES // 8 + 1, _HALF_BYTES // 8 + 2
 _MAX_LEASED = _WORDS - _SEQS
 
@@ -137,7 +137,9 @@ class InFlightSlots:
 
     def clear(self) -> None:
         """Reset all slots for a new child."""
-        self._map[:] = b"\0" * len(self._map)
+        for start in range(0, len(self._map), _SLOT_BYTES):
+            # The seqs behind stay: pages that were never used take no memory.
+            self._map[start : start + _HALF_BYTES + 8] = b"\0" * (_HALF_BYTES + 8)
 
     def close(self) -> None:
         """Unmap and close."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
@@ -28,7 +27,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models.delivery import Semantics
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.services.service import Service
-from queueapp.services.subscriber_rows import heartbeat_unchanged
+from queueapp.services.subscriber_rows import heartbeat_interval, heartbeat_unchanged, is_running
 from queueapp.sql import queue_sql
 
 from .crash_recovery import consumer_of
@@ -69,11 +68,6 @@ class _Stall:
         self.limit: list[float | None] = []
 
 
-def heartbeat_interval() -> float:
-    """Seconds between two heartbeats that keep a subscriber alive."""
-    return min(settings.HEARTBEAT_INTERVAL.total_seconds(), settings.DEAD_AFTER.total_seconds() / 4)
-
-
 class StalledChildren(Service):
     """Checks the children of one supervisor. ``age``: seconds since a child gave a sign of life; None: it has given
     none."""
@@ -85,6 +79,10 @@ class StalledChildren(Service):
         self._queues, self._children, self._age = queues, children, age
         self._stalls: dict[int, _Stall] = {}
         self._breaker = CircuitBreaker("Keeping stalled processes alive", kind="stalled_children")
+
+    def keeps(self, child: Child) -> bool:
+        """Whether a child is stalled by a handler. Safe from any thread."""
+        return child.pid in self._stalls and child.slots is not None and any(child.slots.in_flight())
 
     def serve(self) -> None:
         while not self.stopping:
@@ -101,7 +99,7 @@ class StalledChildren(Service):
         stalled: dict[int, _Stall] = {}
         for child in self._children():
             pid, age, slots = child.pid, self._age(child), child.slots
-            if pid is None or age is None or slots is None or age < STALLED_AFTER or not _works(pid):
+            if pid is None or age is None or slots is None or age < STALLED_AFTER or not is_running(pid):
                 continue
             stall = stalled[pid] = self._stalls.get(pid) or _Stall(pid, monotonic() - age)
             self._keep(child, slots, stall)
@@ -155,15 +153,6 @@ class StalledChildren(Service):
             return
         if monotonic() > stall.since + limit + settings.STUCK_HANDLER_AFTER.total_seconds():
             child.kill(f"was killed by its supervisor: a handler exceeded its time limit of {limit:g} s in C code")
-
-
-def _works(pid: int) -> bool:
-    """Whether a process exists and is not stopped."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return not Path("/proc/self/stat").exists()  # a system that does not say
-    return state not in "TtZX"
 
 
 def _renew(queue: Any, leased: LeasedMessages) -> None:

@@ -29,8 +29,7 @@ from queueapp.models import DISPATCHER, MAINTENANCE, NO_QUEUES
 from queueapp.services.connection_timeouts import ConnectionWatchdog, prepare_connections
 from queueapp.services.service import Service
 
-from .child import ChildOptions
-from .child_databases import database_names
+from .child import ChildOptions, database_names
 from .crash_recovery import CrashRecorder, CrashReport, exit_text
 from .http import Endpoint
 from .probes import Probes
@@ -395,6 +394,10 @@ class Supervisor:
         """Seconds since a child's last sign of life; None: it has given none yet."""
         age = self._liveness.age(child.options.liveness_entry)
         return None if age is None else round(age, 1)
+
+    def keeps_alive(self, child: Child) -> bool:
+        """Whether a handler of a child keeps the interpreter lock, and the supervisor renews its leases."""
+        return self._stalled_children.keeps(child)
 
     def _forget(self, child: Child) -> None:
         """Reset what the HTTP server knows of a child that is gone."""

@@ -18,6 +18,7 @@ from django.db.models import Q
 
 from queueapp import delayed
 from queueapp.models import DelayedMessage, Now, QueueControl
+from queueapp.operations.expiration import in_time
 from queueapp.operations.journal import inactive_messages
 from queueapp.operations.privileges import describe, missing_privileges, remedy_of
 from queueapp.operations.statistics import LIMIT, span
@@ -115,12 +116,13 @@ def is_empty(queues: Sequence[Any]) -> bool:
 
 
 def _holds_only_expired(queue: Any, alias: str, sql: QueueSql) -> bool:
-    if not sql.table.has("expires"):
-        return False
-    expired = Q(expires__lte=Now())
+    """Whether each message has expired, by its own time or by its age, and none of them is leased."""
+    alive = in_time(queue, alias)
+    if not alive:
+        return False  # nothing expires
     if sql.table.has("lease_expires"):
-        expired &= Q(lease_expires__isnull=True) | Q(lease_expires__lte=Now())
-    return not nonblocking(queue.objects.using(alias)).exclude(expired).exists()
+        alive |= Q(lease_expires__gt=Now())
+    return not nonblocking(queue.objects.using(alias)).filter(alive).exists()
 
 
 def _delayed_elsewhere(queue: Any, limit: int) -> dict[str, int]:

@@ -17,9 +17,9 @@ from queueapp.conf import settings
 from queueapp.services.service import Service
 
 from ..receiving.handlers import TimeLimitExceeded, WorkerStopped
-from ..receiving.interrupt import cancel_awaited, raise_in_thread
 from ..receiving.pump import QueuePump
 from ..receiving.receivers import ActiveCallback, ActiveHandler, Receiver
+from ..receiving.receivers.base import cancel_awaited, raise_in_thread
 
 log = logging.getLogger("queueapp.workers")
 
@@ -60,6 +60,7 @@ class Watchdog(Service):
                     continue
                 if interrupt(receiver, running):
                     late.append((receiver, running))
+                    continue  # it has a round to react, also where this process stood still beyond its limit
                 if is_stuck(running) and self._on_stuck is not None:
                     stuck.append((receiver, running))
                     on_stuck, self._on_stuck = self._on_stuck, None

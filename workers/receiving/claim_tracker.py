@@ -29,8 +29,7 @@ from typing import Any
 import msgspec
 
 from queueapp.receiving import barriers
-from queueapp.receiving.low_water_marks import DUTY_CYCLE, Level, LowWaterMarks
-from queueapp.receiving.priority64_marks import ClaimStart, Priority64Marks
+from queueapp.receiving.low_water_marks import DUTY_CYCLE, ClaimStart, Level, LowWaterMarks, Priority64Marks
 from queueapp.sql.claims import MAX_ORDER_KEY, MAX_SEQ, PRIORITY, SEQ, Claimed, PeekResult, SeqRange, order_key
 from queueapp.sql.message_columns import Row
 
@@ -372,7 +371,7 @@ class Priority64Claim(ActiveClaim, kw_only=True):
 
 
 class Priority64ClaimTracker(ClaimTracker):
-    """The same on a queue with a 64-bit priority (``queueapp.receiving.priority64_marks``).
+    """The same on a queue with a 64-bit priority (``queueapp.receiving.low_water_marks``).
 
     An order key (priority and seq) takes the place of a seq: in the mark, in the skip ranges, and in the exclusions.
     New messages are read before each claim; returned messages and late commits are read before each peek.

@@ -8,6 +8,7 @@ two decodes and the call.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import sys
 import threading
@@ -23,9 +24,9 @@ from django.utils.module_loading import import_string
 from queueapp import messages
 from queueapp.conf import settings
 from queueapp.consuming.context import Context
-from queueapp.consuming.registration import Registration
-from queueapp.consuming.registry import matching_consumers, registered
+from queueapp.consuming.registry import Registration, matching_consumers, registered
 from queueapp.errors import MessageCancelled, UndecodableMessage
+from queueapp.flow import results
 from queueapp.models.delivery.topics import content_type_of
 from queueapp.sending import fanout
 from queueapp.sql.claims import HEADERS, RECIPIENT, Claimed
@@ -103,6 +104,12 @@ class BoundConsumer:
             self.call = traced(registration.queue, registration.name, self.call)
         self._readers: dict[messages.Kind, Reader] = {}
 
+    def keeping_result(self) -> BoundConsumer:
+        """The same consumer, for a message whose result is kept."""
+        found = copy.copy(self)
+        found.call = results.keeping(self.call)
+        return found
+
     def reader(self, kind: messages.Kind) -> Reader:
         """The decoders of messages of a kind for this consumer; see ``messages.reader_of``."""
         found = self._readers.get(kind)
@@ -133,6 +140,7 @@ def _caller(registration: Registration, timeout: float | None) -> Callable[[Any,
             async with limit:
                 while result is not None and inspect.isawaitable(result):
                     result = await result
+                results.returned(result)
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the handler's own
@@ -160,6 +168,7 @@ def _caller(registration: Registration, timeout: float | None) -> Callable[[Any,
             wait_for(result, context)
         else:
             _refuse_generator(registration.name, result)
+            results.returned(result)
 
     def call_with_context(message: Any, context: Context) -> None:
         if (result := handler(message, context)) is not None:

@@ -36,9 +36,8 @@ from django.db import Error, connections
 
 from queueapp.conf import settings
 from queueapp.flow.filters import SubscriberFilter
-from queueapp.flow.rate_limit import RateLimit
-from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE, LowWaterMarks
-from queueapp.receiving.priority64_marks import marks_for
+from queueapp.flow.rate_limit import SHORTEST_WAIT, RateLimit
+from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE, LowWaterMarks, marks_for
 from queueapp.sending.isolation import close_isolated
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import queue_sql
@@ -98,6 +97,8 @@ class PeekSchedule:
         #: When to check whether more receivers are of use, while one handles what a full claim got; or for what a claim
         #: left to be found.
         self.grow_at: float | None = None
+        #: A claim got nothing, and held back a key because of its rate: peek at this time.
+        self.held_back_until = 0.0
         #: Claims in a row that got nothing.
         self.empty_claims = 0
         #: The first message of the last backlog that was left to other workers.
@@ -115,7 +116,9 @@ class PeekSchedule:
     def covering(self, next_peek: float) -> float:
         """When to peek: soon after a receiver was done, and no sooner, since a throttled wake-up may not have announced
         what was sent meanwhile. Where claims are in vain again and again, peeks have found that since; what others hold
-        is not to be claimed twenty times a second."""
+        is not to be claimed twenty times a second. And not later than a key may be claimed again."""
+        if self.held_back_until > self.peeked_at:
+            next_peek = min(next_peek, self.held_back_until)
         if self.empty_claims > COVERING:
             return next_peek
         return min(next_peek, self.covered_at) if self.covered_at > self.peeked_at else next_peek
@@ -286,9 +289,9 @@ class QueuePump:
     def peek_and_submit(self) -> None:
         """Peek once, and call the receivers that what was found is worth."""
         schedule = self.schedule
+        schedule.peeked_at = monotonic()
         if self.state.rate is not None and self.state.rate.wait:
             return  # what it would find has to stay where it is
-        schedule.peeked_at = monotonic()
         if self.submit_for_assigned() and schedule.peeked_at - schedule.answered_at < PATIENCE:
             return  # where messages are shared out at each peek, the rescan continues all the same
         while not self.stopping.is_set():
@@ -452,6 +455,8 @@ class QueuePump:
                 health.breaker.success()
                 state.stats.empty += 1
                 schedule.empty_claims += 1
+                if (turns := state.sql.claims.turns) is not None and turns.held_back_until:
+                    schedule.held_back_until = max(turns.held_back_until, monotonic() + SHORTEST_WAIT)
                 if state.limiter is not None:
                     state.limiter.leave()  # receivers that were refused a permit go first
             if not receiver.full:
@@ -489,7 +494,8 @@ class QueuePump:
         """How many messages this process may have in flight, by its limit and by its part of the queue's; None: as many
         as its batches take."""
         limited = self.state.limited_claims
-        limits = [self.backlog.granted(), None if limited is None else max(1, limited.limit // self.workers)]
+        shared = self.queue.delivery.max_concurrent_per_key if limited is None else limited.limit
+        limits = [self.backlog.granted(), None if shared is None else max(1, shared // self.workers)]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _peek_share(self) -> int:

@@ -6,13 +6,18 @@ One JVM lives as long as this Python process, also when that is killed; a second
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +67,13 @@ def local_session(
     """
     from pyspark.sql import SparkSession
 
-    # Spark asks for "python3" on PATH otherwise, which is another one unless the virtual environment is active.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name).master(f"local[{cores},{task_attempts}]")
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, str(value))
     changed = {"PYTHONPATH": os.pathsep.join(_own_paths())} | ({"JAVA_HOME": str(java_home)} if java_home else {})
+    if "PYSPARK_PYTHON" not in os.environ:
+        # Spark asks for "python3" on PATH otherwise, which is another one unless the virtual environment is active.
+        changed["PYSPARK_PYTHON"] = _interpreter()
     with _environment(changed), _stderr_in(log), warnings.catch_warnings():
         # pandas is not used here, whatever version of it is installed.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
@@ -148,6 +154,28 @@ def stop_session(spark: SparkSession) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@cache
+def _interpreter() -> str:
+    """A script that runs this interpreter with the installed PySpark; the interpreter where a script is not allowed.
+
+    Spark puts its ``pyspark.zip`` in front of the path. What is imported from a zip is compiled in each process anew,
+    which took 0.6 s of processor time in each of the five interpreters that a job starts.
+    """
+    import py4j  # type: ignore[import-untyped]
+    import pyspark
+
+    packages = {"pyspark.zip": pyspark, "py4j-*-src.zip": py4j}
+    zips = [name for name, package in packages.items() if os.path.isfile(package.__file__ or "")]
+    lines = ["#!/bin/sh", *(f"PYTHONPATH=${{PYTHONPATH#*{name}:}}" for name in zips)]
+    lines.append(f'exec {shlex.quote(sys.executable)} "$@"')
+    folder = Path(tempfile.mkdtemp(prefix="queueapp-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    script = folder / "python"
+    script.write_text("".join(f"{line}\n" for line in lines))
+    script.chmod(0o700)
+    return str(script) if os.access(script, os.X_OK) else sys.executable
 
 
 def _own_paths() -> list[str]:

@@ -147,6 +147,11 @@ def about(count: int) -> str:
     return f"about {round(count, -3):,}"
 
 
+def with_link(text: Any, url: str, link: str) -> SafeString:
+    """A text and a link behind it; the text alone without an address."""
+    return format_html('{} <a href="{}">{}</a>', text, url, link) if url else format_html("{}", text)
+
+
 def queue_link(label: str, queue: Any, admin_site: Any, request: Any) -> Any:
     """The name of a queue, linked to its messages if the user may see that page."""
     page = admin_site._registry.get(queue) if queue is not None else None

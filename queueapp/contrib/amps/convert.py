@@ -1,36 +1,43 @@
-"""Converts the elements of a configuration to queues, findings and notes.
+"""Converts the elements of a configuration to queues, findings and notes, and queues to a module of Python, formatted
+as ruff formats it.
 
 An element that is not mapped is left out of the class and becomes a finding; the rest of its queue is written, so that
 one run reports everything. A note is about an element that is mapped differently, or about its effect here.
+
+Whatever comes from the configuration is a string literal or stands in a comment, in one line without control
+characters: nothing in it can become code.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
+import textwrap
 import unicodedata
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import NamedTuple
 
 from ...models.delivery.topics import is_pattern
-from .diagnostics import Finding, NotMapped, UnreadableConfiguration, shown
 from .elements import (
     DEFERRED_ACKS,
     DISTRIBUTED,
     DROP_ALL,
     ELEMENTS,
     EXCLUDED,
+    LINE,
     MAX_ATTEMPTS,
     QUEUES,
     WRITTEN_OUT,
     Known,
     Value,
+    assignment,
+    text_literal,
     with_variables,
 )
-from .xml_reader import Element, read
+from .xml_reader import Element, Finding, NotMapped, UnreadableConfiguration, read, shown
 
 #: Other elements of the SOW, which are no queues and are not reported.
 _NO_QUEUES = (
@@ -123,6 +130,8 @@ class _Import:
                 self._note(
                     section, "replication is not read; a queue is in one database, which may be replicated as a whole"
                 )
+            elif section.name != "TransactionLog" and any(child.name in QUEUES for child in section.children):
+                self._unmapped(section, "it is unknown, and its queues are left out: AMPS reads those in <SOW>")
 
     def _transaction_log(self, section: Element) -> None:
         assert self._log is not None
@@ -196,6 +205,7 @@ class _Import:
             elif default := WRITTEN_OUT[semantics].get(known.name):
                 queue.options[known.option] = Value(None, default)
         self._write_behaviour(queue, given, semantics)
+        self._lower_backlog(queue, given)
         self._check_fairness(queue, given.get("FairnessModel"), semantics)
         self._check_required(element, given)
         self._check_topics(queue, element, given, semantics)
@@ -210,6 +220,15 @@ class _Import:
             queue.comments.append(
                 "max_per_subscription_backlog = 1 is AMPS' default. A worker with one message at a time handles a "
                 "fraction of what it handles in batches: raise it unless the subscribers need that."
+            )
+
+    def _lower_backlog(self, queue: ImportedQueue, given: dict[str, Element]) -> None:
+        """A subscription never has more than the whole queue may; a class that says otherwise is refused by a check."""
+        whole, backlog = queue.options.get("max_backlog"), queue.options.get("max_per_subscription_backlog")
+        if whole is not None and backlog is not None and (backlog.value or 0) > whole.value:
+            queue.options["max_per_subscription_backlog"] = whole
+            self._note(
+                given["MaxPerSubscriptionBacklog"], f"is more than MaxBacklog, which it never exceeds: {whole.source}"
             )
 
     def _given(self, queue: Element) -> dict[str, Element]:
@@ -236,6 +255,8 @@ class _Import:
             elif child.children:
                 self._unmapped(child, f"it holds <{shown(child.children[0].name)}>, and is a text")
             else:
+                for attribute in child.attributes:
+                    self._unmapped(child, f"its attribute {shown(attribute)!r} is unknown")
                 given[child.name] = child
         return given
 
@@ -402,3 +423,66 @@ def _unused(name: str, taken: set[str], numbered: str) -> str:
         candidate = numbered.format(name, number)
     taken.add(candidate.lower())
     return candidate
+
+
+#: Where the names of the generated module come from; no class of a queue may have one of them.
+PUBLIC = ("Drop", "ExpirationModel", "FairnessModel", "Leasing", "Queue", "Semantics")
+IMPORTED = (*PUBLIC, "timedelta")
+_NAME = re.compile(r"\w+")
+
+
+def as_python(imported: Imported, app_label: str = "") -> str:
+    """The module. Without a queue it is a docstring alone."""
+    lines = ['"""Queues of an AMPS configuration, written by ``manage.py importamps``."""']
+    if imported.queues:
+        lines += ["", *_imports(imported)]
+    if imported.journal:
+        lines += ["", *_comment("The TransactionLog keeps these topics. In the settings:", 0)]
+        lines += [f"# {line}" for line in journal_setting(imported.journal)]
+    for queue in imported.queues:
+        lines += ["", "", *_class(queue, imported.file, app_label)]
+    return "\n".join(lines) + "\n"
+
+
+def journal_setting(topics: list[str]) -> list[str]:
+    """The lines that mark topics as journaled."""
+    return ['QUEUEAPP["JOURNAL"] = {', *(f"    {text_literal(topic)}: None," for topic in topics), "}"]
+
+
+def _imports(imported: Imported) -> Iterator[str]:
+    used = {"Queue"}
+    for queue in imported.queues:
+        for value in queue.options.values():
+            if not value.source.startswith(("'", '"')):
+                used.update(_NAME.findall(value.source))
+    if "timedelta" in used:
+        yield from ("from datetime import timedelta", "")
+    yield f"from queueapp import {', '.join(name for name in PUBLIC if name in used)}"
+
+
+def _class(queue: ImportedQueue, file: str, app_label: str) -> Iterator[str]:
+    yield f"class {queue.class_name}(Queue):"
+    yield from _comment(f"{queue.element} {shown(queue.name)}, {shown(file)}:{queue.line}", 4)
+    for finding in queue.findings:
+        yield from _comment(f"Line {finding.line}, {finding.element}: {finding.reason}.", 4)
+    for comment in queue.comments:
+        yield from _comment(comment, 4)
+    yield "    class Meta:"
+    if app_label:
+        yield from assignment("app_label", text_literal(app_label), 8)
+    yield from assignment("db_table", text_literal(queue.table), 8)
+    yield from ("", "    class Delivery:")
+    for option, value in queue.options.items():
+        yield from assignment(option, value.source, 8)
+
+
+def _comment(text: str, indent: int) -> list[str]:
+    # visible() has left no character that ends a line; what is in a comment is never read as anything else.
+    return textwrap.wrap(
+        " ".join(text.split()),
+        LINE,
+        initial_indent=" " * indent + "# ",
+        subsequent_indent=" " * indent + "# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -13,10 +13,10 @@ from decimal import Decimal
 from typing import Any
 
 from ...errors import InvalidExpression, InvalidOption
-from ...messages.codecs import codec_of
+from ...messages.bodies import codec_of
 from ...models.delivery import OPTIONS
-from ...models.delivery.expire_actions import REASONS
-from .diagnostics import NotMapped, shown
+from ...models.delivery.options import REASONS
+from .xml_reader import NotMapped, shown
 
 LINE = 120
 

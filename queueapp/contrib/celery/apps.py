@@ -19,7 +19,7 @@ class CeleryConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, ended_tasks, queue_stats, result_rows  # noqa: F401
+        from . import ended_tasks, options, queue_stats, result_rows  # noqa: F401  options registers a check
 
         queue_stats.install()
         maintenance_hooks.append(result_rows.run_maintenance)
@@ -36,7 +36,8 @@ class CeleryConfig(AppConfig):
 def _on_worker_init(sender: Any, **_: Any) -> None:
     from celery.signals import task_postrun
 
-    from . import failure_hook, retrying  # needed in workers only
+    from . import failure_hook, renewal_process, retrying  # needed in workers only
 
+    renewal_process.worker = sender
     failure_hook.install(sender.app)
     task_postrun.connect(retrying.close_lost_connections, dispatch_uid="queueapp.contrib.celery.lost_connections")

@@ -25,9 +25,8 @@ from ...sql import ErrorKind, backend_of, queue_sql
 from ...sql.claims import Claimed
 from ...sql.inserts import BrokerTables
 from . import poison, topology
-from .in_flight import LeasedMessage
+from .in_flight import Delivered, LeasedMessage, QoS, rejection_reason
 from .models import MAX_NAME_LENGTH, Binding, BrokerQueue, DeclaredQueue
-from .qos import Delivered, QoS, rejection_reason
 from .retrying import with_retries
 from .serialization import due_at, payload_of, row_for, row_to_route, until_due
 from .topology import Declaration

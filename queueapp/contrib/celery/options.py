@@ -1,11 +1,17 @@
-"""The ``broker_transport_options`` of this transport. Options of kombu and of other brokers are ignored, so that a
-project changes its URL and nothing else."""
+"""The ``broker_transport_options`` of this transport, and the system check of ``CELERY_BROKER_TRANSPORT_OPTIONS``.
+
+Options of kombu and of other brokers are ignored, so that a project changes its URL and nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from django.conf import settings
+from django.core.checks import Error, Tags, Warning, register
+
+from ...errors import InvalidOption
 from ...options import Option, read_all
 
 OPTIONS: tuple[Option, ...] = (
@@ -106,3 +112,23 @@ class TransportOptions:
         """Duration of a lease."""
         seconds = self.visibility_timeout or (30.0 if self.use_lock_renewal else 3600.0)
         return int(seconds * 1000)
+
+
+@register(Tags.compatibility)
+def check_transport_options(**_: Any) -> list[Any]:
+    """queueapp.E112: one of the broker's options is not accepted. W112: one is ignored that looks mistyped."""
+    given = getattr(settings, "CELERY_BROKER_TRANSPORT_OPTIONS", None) or {}
+    if not str(getattr(settings, "CELERY_BROKER_URL", "")).startswith("queueapp://"):
+        return []
+    try:
+        TransportOptions(given)
+    except InvalidOption as error:
+        return [Error(str(error), id="queueapp.E112")]
+    return [
+        Warning(
+            f"CELERY_BROKER_TRANSPORT_OPTIONS: {name!r} is none of this transport's options and is ignored.",
+            hint=f"Did you mean {meant!r}?",
+            id="queueapp.W112",
+        )
+        for name, meant in mistyped(given).items()
+    ]

@@ -13,9 +13,8 @@ from ...messages.escaping import in_one_line
 from ...sql import queue_sql
 from ...sql.message_columns import MESSAGE_COLUMNS, Row
 from . import ended_tasks
-from .in_flight import LOCK_TIMEOUT_MS, LeasedMessage
+from .in_flight import LOCK_TIMEOUT_MS, Delivered, LeasedMessage
 from .models import BrokerQueue
-from .qos import Delivered
 from .serialization import row_for
 
 

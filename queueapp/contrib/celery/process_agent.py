@@ -4,7 +4,8 @@ connections.
 The agent sends heartbeats, so that leases are released when the process dies; writes acks; renews leases; extends the
 declared queues of its consumers and deletes expired ones; listens for notifications; and takes part in dispatching
 delayed messages and in maintenance, for a project that has no other workers. It has threads of its own because a task
-may block the main thread for hours. A forked child has no agent.
+may block the main thread for hours, and a process that renews leases while a task blocks all threads
+(``renewal_process``). A forked child has no agent.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from django.db import Error, connections, router
 from ... import delayed, notifier, registry
 from ...circuit_breaker import Breaker, CircuitBreaker
 from ...conf import settings
+from ...consuming.registry import registered
 from ...models import DISPATCHER, MAINTENANCE, QueueControl, Subscriber
 from ...services.connection_timeouts import ConnectionWatchdog, ResponseDeadline
 from ...services.delayed_dispatcher import DelayedDispatcher, Forwarder
 from ...services.leader_election import Elector, role_name
 from ...services.listener import Listener
-from ...services.maintenance import Maintenance
+from ...services.maintenance import AlertEvaluator, Maintenance
 from ...services.service import Service, stop_all
 from ...services.subscriber_rows import ServiceHeartbeat, breakers_json, heartbeat
 from . import topology
 from .in_flight import Leases
 from .models import BrokerQueue
 from .options import TransportOptions
+from .renewal_process import RenewalProcess
 
 log = logging.getLogger("queueapp")
 
@@ -80,6 +83,8 @@ class ProcessAgent(Service):
         #: Whether an operator has paused the queue.
         self.paused = False
         self._supervisor = uuid.uuid4()
+        database = connections[alias].settings_dict["NAME"]
+        self.renewal_process = RenewalProcess(alias, database, self._supervisor, self.leases)
         self._breaker = CircuitBreaker(f"Leases in {alias}", kind="leases", subject=alias)
         self.services: list[Service] = []
         self._listener = Listener(alias, self._on_notification)
@@ -149,6 +154,7 @@ class ProcessAgent(Service):
     def _run_round(self) -> None:
         connection = connections[self.alias]
         now = monotonic()
+        self.renewal_process.report()
         if self.leases.unwritten_since is not None:
             self.leases.flush(connection)
         self.leases.renew(connection)
@@ -160,6 +166,7 @@ class ProcessAgent(Service):
             self.next_beat = now + settings.HEARTBEAT_INTERVAL.total_seconds()
             self._beat()
             self._keep_running(self.helpers)  # after the heartbeat: a start that fails must not prevent it
+            self.renewal_process.restart_if_ended()
         self._refresh(now)
         if now >= self._next_expiry:
             self._next_expiry = now + QUEUE_EXPIRY_INTERVAL
@@ -233,7 +240,10 @@ class ProcessAgent(Service):
 
     def _create_services(self) -> list[Service]:
         alias, holder = self.alias, uuid.uuid5(self._supervisor, self.alias)
-        queues = [queue for queue in registry.queues if queue._meta.managed and router.db_for_write(queue) == alias]
+        # Those that a worker's maintenance has, which this one may be elected in place of.
+        queues = [
+            queue for queue in registry.queues if registered.maintains(queue) and router.db_for_write(queue) == alias
+        ]
         if BrokerQueue not in queues:
             queues.append(BrokerQueue)  # the URL names this database, even if a router names another
         forwarders = [Forwarder(alias, target, holder) for target in sorted(delayed.addresses(alias))]
@@ -244,7 +254,10 @@ class ProcessAgent(Service):
             MAINTENANCE: [maintenance.breaker],
         }
         self._delayed_services = [*movers]
-        return [*movers, maintenance, ServiceHeartbeat(alias, breakers, self._supervisor)]
+        # The evaluator of a worker's maintenance does nothing while this one leads.
+        alerts = [AlertEvaluator(alias, queues, maintenance)] if settings.ALERTS else []
+        breakers[MAINTENANCE] += [evaluator.breaker for evaluator in alerts]
+        return [*movers, maintenance, *alerts, ServiceHeartbeat(alias, breakers, self._supervisor)]
 
     def _on_notification(self, payload: str) -> None:
         if payload == BrokerQueue._meta.label:
@@ -269,6 +282,7 @@ class ProcessAgent(Service):
         return monotonic() - self._unused_since > LINGER and self.leases.idle and deregister(self)
 
     def _end(self) -> None:
+        self.renewal_process.stop()  # which would write the deleted row anew
         connection = connections[self.alias]
         try:
             # First: a process has only seconds to exit, and on a busy machine stopping the services may take all of

@@ -42,9 +42,8 @@ from .channel import Channel
 from .in_flight import LeasedMessage
 from .models import BrokerQueue, DeclaredQueue
 from .options import TransportOptions
-from .prefetch import PAUSED_POLL, Poller
+from .polling import PAUSED_POLL, Poller, Session
 from .process_agent import ProcessAgent, agent_of
-from .sessions import Session
 from .topology import Declaration
 
 
@@ -307,8 +306,11 @@ class Transport(virtual.Transport):
     def _claim(
         self, queues: tuple[str, ...], limit: int, own_marks: bool = False
     ) -> list[tuple[Claimed, LeasedMessage]]:
-        leases = self._join_agent().leases
-        return self._keep_spent_as_poison(self.poller.claim(self._session, leases, queues, limit, own_marks=own_marks))
+        agent = self._join_agent()
+        found = self.poller.claim(self._session, agent.leases, queues, limit, own_marks=own_marks)
+        if found:
+            agent.renewal_process.report()  # before a task begins that may stop the agent
+        return self._keep_spent_as_poison(found)
 
     def _keep_spent_as_poison(self, found: list[tuple[Claimed, LeasedMessage]]) -> list[tuple[Claimed, LeasedMessage]]:
         """Move messages to poison that reached ``max_deliveries`` without an ack: they may kill the processes that run

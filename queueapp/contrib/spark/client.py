@@ -1,10 +1,11 @@
 """The sink's side of the database, the same for both vendors: stage, append, publish, clean up.
 
     attempt (executor)   stage()    own staging table, filled and committed in one go -> (table, rows)
+                                    (or: COPY into the queue, its transaction prepared and not committed)
     driver, success      publish()  ledger row + all winners' rows, one transaction; then drop the job's tables
                                     (or: ledger row with the winners' names, then a transaction for each of them)
-    driver, failure      clean()    drop the job's tables
-    job killed           -          the next job's clean() drops tables older than the retention
+    driver, failure      clean()    drop the job's tables, roll back what it has prepared
+    job killed           -          the next job's clean() does that to what is older than the retention
 
 A killed attempt leaves nothing (PostgreSQL: CREATE TABLE and COPY are one transaction) or an orphan that no commit
 message names. A driver killed after the commit leaves tables, and the ledger row that makes the replay a no-op.
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
-from ...sql.spark import DUE_AT, EVERYTHING, MARKS, Selection, SparkSql, StagingName
+from ...sql.spark import DUE_AT, EVERYTHING, MARKS, PreparedName, Selection, SparkSql, StagingName
 from .columns import Plan
 from .errors import SinkUnavailable, StagingLost
 from .targets import Database, QueueTarget
@@ -45,7 +46,8 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One commit: the key of its ledger row, and the winners' tables in partition order. ``entered``: by table, how
-    many rows enter each queue of a topic; ``body_bytes``: by table, the bytes of all bodies."""
+    many rows enter each queue of a topic; ``body_bytes``: by table, the bytes of all bodies. With ``two_phase``
+    prepared transactions in place of tables; ``numbers`` are those that the server gave them."""
 
     publish_id: str
     batch_id: int
@@ -53,23 +55,32 @@ class Publication:
     streaming: bool
     entered: Mapping[str, Sequence[int]] = field(default_factory=dict)
     body_bytes: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def parts(self) -> list[Part]:
         """The tables, with what is known of each."""
         return [
-            Part(table, rows, tuple(self.entered.get(table, ())), self.body_bytes.get(table))
+            Part(table, rows, tuple(self.entered.get(table, ())), self.body_bytes.get(table), self.numbers.get(table))
             for table, rows in self.staged
         ]
 
 
 class Part(NamedTuple):
-    """One table of a publication that is moved table by table, as JSON in ``SparkCommit.pending``."""
+    """One table, or prepared transaction, of a publication that is moved one by one, as JSON in
+    ``SparkCommit.pending``."""
 
     table: str
     rows: int
-    entered: tuple[int, ...]
-    body_bytes: int | None
+    entered: tuple[int, ...] = ()
+    body_bytes: int | None = None
+    #: Of a prepared transaction: its number, by which the server knows how it ended.
+    number: int | None = None
+
+    @property
+    def prepared(self) -> PreparedName | None:
+        """The prepared transaction; None for a table."""
+        return PreparedName.find(self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,10 @@ class SinkClient(abc.ABC):
     tables = Tables()
     #: Whether a publication is one transaction. Else each of its tables is one, and outlives a crash of the server.
     atomic = True
+    #: Whether attempts prepare their transactions.
+    two_phase = False
+    #: Whether the database can prepare transactions. What follows of them is called on no other.
+    prepares = False
 
     def __init__(
         self, database: Database, target: QueueTarget | None, sql: SparkSql, plan: Plan, wake_channel: str | None
@@ -133,6 +148,13 @@ class SinkClient(abc.ABC):
     def append(self, job: str, partition: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         """Write the batches straight into the queue and commit; returns how many rows went in (at_least_once)."""
 
+    def append_prepared(
+        self, name: PreparedName, key: tuple[str, str, int], schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[int, int]:
+        """Write the batches straight into the queue and prepare the transaction; returns (rows, its number). No rows
+        when the publication of this ``key`` (queue, publish_id, batch_id) is recorded by now: this attempt is late."""
+        raise NotImplementedError
+
     # -- on the driver ----------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -155,10 +177,30 @@ class SinkClient(abc.ABC):
     def explained(self, error: Exception) -> Exception:
         """An error that names the remedy where it is known; else the error itself."""
 
-    def prepare(self, retention_hours: int, *, ledger: bool) -> None:
+    def check_two_phase(self, connection: Any) -> None:
+        """Raise SinkUnavailable where the server prepares no transactions."""
+        raise NotImplementedError
+
+    def check_prepared(self, connection: Any, parts: Sequence[Part]) -> None:
+        """Keep janitors away until the end of this transaction, and raise StagingLost where one of these prepared
+        transactions is gone."""
+        raise NotImplementedError
+
+    def commit_prepared(self, part: Part) -> None:
+        """Commit a prepared transaction, unless an earlier try did. Raises StagingLost when it was rolled back."""
+        raise NotImplementedError
+
+    def roll_back_prepared(self, connection: Any, is_dead: Callable[[PreparedName, float], bool]) -> None:
+        """Roll back the prepared transactions of dead jobs that no ledger row names. ``is_dead``: gets the seconds
+        since it was prepared."""
+        raise NotImplementedError
+
+    def prepare(self, retention_hours: int, *, ledger: bool, publication: str = "", publish_id: str = "") -> None:
         """Before any task: fail if a commit would fail, and drop the tables of dead jobs.
 
-        ``ledger``: whether there will be a commit that is recorded. Raises SinkUnavailable.
+        ``ledger``: whether there will be a commit that is recorded. ``publish_id``: of a publication in two phases,
+        which an earlier job may have begun: what that has recorded is committed, what it has not is rolled back, since
+        either would take the places of this one's transactions. Raises SinkUnavailable.
         """
         try:
             with self.connect() as connection:
@@ -171,7 +213,13 @@ class SinkClient(abc.ABC):
                     self.execute(connection, self.sql.probe_insert(self.tables.delayed))
                 if ledger:
                     self.execute(connection, self.sql.probe_ledger())
+                if self.two_phase:
+                    self.check_two_phase(connection)
                 self._clean(connection, lambda table, now: now - table.made > retention_hours * 3600)
+                if publish_id:
+                    self._move_pending((self.plan.label, publish_id, 0))
+                if ledger:
+                    self._roll_back(connection, retention_hours, publication=publication)
         except self.errors as error:
             raise self.explained(error) from error
 
@@ -183,17 +231,26 @@ class SinkClient(abc.ABC):
         ledger knows. Raises StagingLost, SinkUnavailable.
         """
         if self.atomic:
-            return self._with_retries(lambda: self._publish_once(publication))
-        self._with_retries(lambda: self._begin(publication))
-        key, added = (self.plan.label, publication.publish_id, publication.batch_id), 0
-        while (moved := self._with_retries(lambda: self._move_next(key))) is not None:
-            added += moved
-        return added
+            added = self._with_retries(lambda: self._publish_once(publication))
+            if added is not None:
+                return added
+        else:
+            self._with_retries(lambda: self._begin(publication))
+        return self._move_pending((self.plan.label, publication.publish_id, publication.batch_id))
 
-    def clean(self, job: str, retention_hours: int) -> None:
-        """Drop the staging tables of a finished job, and those of dead jobs."""
+    def clean(self, job: str, retention_hours: int, publication: str = "") -> None:
+        """Drop the staging tables of a finished job, and those of dead jobs; roll back what they have prepared.
+        ``publication``: it is recorded, so what other jobs have prepared for it never will be."""
         with self.connect() as connection:
             self._clean(connection, lambda table, now: table.job == job or now - table.made > retention_hours * 3600)
+            self._roll_back(connection, retention_hours, job, publication)
+
+    def _roll_back(self, connection: Any, retention_hours: int, job: str = "", publication: str = "") -> None:
+        def is_dead(name: PreparedName, age: float) -> bool:
+            return name.job == job or name.publication == publication or age > retention_hours * 3600
+
+        if self.prepares:
+            self.roll_back_prepared(connection, is_dead)
 
     def wake(self) -> None:
         """Notify idle workers, and the dispatcher and the journal service where they have to do with it, after the
@@ -233,21 +290,22 @@ class SinkClient(abc.ABC):
                     return destination.target.label
         return ""
 
-    def _publish_once(self, publication: Publication) -> int:
+    def _publish_once(self, publication: Publication) -> int | None:
+        """Returns how many rows were added, None when an earlier job that was not atomic has left some to be moved."""
         label = self.plan.label
         rows = sum(count for _, count in publication.staged)
         with self.connect() as connection, self.transaction(connection):
             key = (label, publication.publish_id, publication.batch_id)
             added, _ = self.execute(connection, self.sql.record(), (*key, rows, len(publication.staged)))
             if added == 0:
-                _, ((known,),) = self.execute(connection, self.sql.recorded_rows(), key)
+                _, ((known, pending),) = self.execute(connection, self.sql.recorded(), key)
                 if known != rows:
                     log.warning(
                         "%s: publication %s, batch %d, was committed with %d rows and is not published again; this job "
                         "has %d rows. Two jobs or copies of a checkpoint have one id, or the source was read "
                         "differently.", label, *key[1:], known, rows,
                     )  # fmt: skip
-                return 0
+                return None if pending else 0
             self.move_all(connection, publication.staged, publication.entered, publication.body_bytes)
             if publication.streaming and publication.batch_id > KEPT_BATCHES:
                 self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
@@ -260,25 +318,39 @@ class SinkClient(abc.ABC):
             given = (*key, sum(part.rows for part in rows), len(rows))
             added, _ = self.execute(connection, self.sql.record(), given)
             if added:
+                if found := [part for part in rows if part.prepared is not None]:
+                    self.check_prepared(connection, found)
                 self.execute(connection, self.sql.set_pending(), (_json_of(rows) if rows else None, *key))
                 if publication.streaming and publication.batch_id > KEPT_BATCHES:
                     self.execute(connection, self.sql.forget(), (*key[:2], publication.batch_id - KEPT_BATCHES))
 
+    def _move_pending(self, key: tuple[str, str, int]) -> int:
+        """Move what is left of a publication that is recorded; returns how many rows."""
+        added = 0
+        while (moved := self._with_retries(lambda: self._move_next(key))) is not None:
+            added += moved
+        return added
+
     def _move_next(self, key: tuple[str, str, int]) -> int | None:
-        """Move the next table of a publication; returns how many rows it has, None when there is no table."""
+        """Move the next table of a publication, or commit its next prepared transaction; returns how many rows it has,
+        None when nothing is left."""
         with self.connect() as connection:
             with self.transaction(connection):
-                _, ((pending,),) = self.execute(connection, self.sql.lock_pending(), key)
-                if not pending:
+                _, found = self.execute(connection, self.sql.lock_pending(), key)
+                if not found or not found[0][0]:
                     return None
-                part, *rest = _parts_of(pending)
+                part, *rest = _parts_of(found[0][0])
                 sizes = {} if part.body_bytes is None else {part.table: part.body_bytes}
                 try:
-                    self.move_all(connection, [(part.table, part.rows)], {part.table: part.entered}, sizes)
+                    if part.prepared is not None:
+                        self.commit_prepared(part)
+                    else:
+                        self.move_all(connection, [(part.table, part.rows)], {part.table: part.entered}, sizes)
                 except StagingLost as error:
                     raise error.of_part() from error
                 self.execute(connection, self.sql.set_pending(), (_json_of(rest) if rest else None, *key))
-            self.execute(connection, self.sql.drop_staging(StagingName.parse(part.table)))
+            if part.prepared is None:
+                self.execute(connection, self.sql.drop_staging(StagingName.parse(part.table)))
         return part.rows
 
     def may_hold_barrier(self, target: QueueTarget) -> bool:
@@ -317,11 +389,12 @@ class SinkClient(abc.ABC):
             kept = tuple(name for name in plan.stored if name in plan.staged or name == MARKS)
             values: list[Any] = [plan.topic] + ([] if MARKS in kept else [plan.marks()])
             statement = self.sql.move_to_journal(table, self.tables.journal, kept, plan.constants)
-            self._compare(table, count, connection, (statement, [*values, *(plan.headers for _ in plan.constants)]))
+            moves = [(statement, [*values, *(plan.headers for _ in plan.constants)])]
+            self._move_pieces(connection, table, count, count, moves)
         for number, destination in enumerate(self.destinations):
             if not destination.fed:
                 expected = entered[number] if entered else count
-                self._compare(table, expected, connection, *self._moves(table, destination))
+                self._move_pieces(connection, table, count, expected, self._moves(table, destination))
 
     def _moves(self, table: StagingName, destination: Destination) -> list[tuple[str, list[Any]]]:
         """The statements that move a table into one queue, and those of its rows that are delayed."""
@@ -338,8 +411,16 @@ class SinkClient(abc.ABC):
             moves.append((destination.sql.move_delayed(table, self.tables.delayed, *shape), [target.label, *params]))
         return moves
 
-    def _compare(self, table: StagingName, expected: int, connection: Any, *moves: tuple[str, list[Any]]) -> None:
-        moved = sum(self.execute(connection, statement, params)[0] for statement, params in moves)
+    def _move_pieces(
+        self, connection: Any, table: StagingName, rows: int, expected: int, moves: Sequence[tuple[str, list[Any]]]
+    ) -> None:
+        """Execute statements of ``_moves`` for each piece of a table that holds so many rows. Raises StagingLost unless
+        ``expected`` rows were moved in all."""
+        moved = sum(
+            self.execute(connection, statement, (*params, *piece))[0]
+            for statement, params in moves
+            for piece in self.sql.pieces(rows)
+        )
         if moved != expected:
             raise StagingLost(table.name, expected, moved)
 
@@ -362,12 +443,16 @@ class SinkClient(abc.ABC):
         dead = [table for table in _readable(name for (name,) in names) if is_dead(table, int(now) // 1000)]
         if not dead:
             return
-        _, rows = self.execute(connection, self.sql.list_pending())
-        waiting = {part.table for (pending,) in rows for part in _parts_of(pending)}
+        waiting = self.waiting(connection)
         for table in dead:
             # One by one and outside of a transaction: thousands of tables in one would exhaust the lock table.
             if table.name not in waiting:
                 self.execute(connection, self.sql.drop_staging(table))
+
+    def waiting(self, connection: Any) -> set[str]:
+        """The tables and prepared transactions of publications that are recorded and not moved."""
+        _, rows = self.execute(connection, self.sql.list_pending())
+        return {part.table for (pending,) in rows for part in _parts_of(pending)}
 
     def _with_retries(self, action: Callable[[], _T]) -> _T:
         pause = _FIRST_PAUSE_SECONDS

@@ -26,19 +26,22 @@ class SourceUnavailable(QueueError):
 class StagingLost(SparkSinkError):
     """Staged rows were missing at the commit. Nothing was published; run the job again.
 
-    The database crashed since the task staged them (staging tables are not logged), or an operator dropped the table.
+    The database crashed since the task staged them (staging tables are not logged), or an operator or another job has
+    dropped the table, or rolled the prepared transaction back.
     """
 
-    def __init__(self, table: str, expected: int, found: int | None, unit: str = "rows") -> None:
+    def __init__(
+        self, table: str, expected: int, found: int | None, unit: str = "rows", kind: str = "staging table"
+    ) -> None:
         self.table, self.expected, self.found = table, expected, found
         what = "is gone" if found is None else f"holds {found} {unit}"
-        self._start = f"The staging table {table} {what}, its task wrote {expected} {unit}."
+        self._start = f"The {kind} {table} {what}, its task wrote {expected} {unit}."
         super().__init__(f"{self._start} Nothing was published; run the job again.")
 
     def of_part(self) -> StagingLost:
         """The error where other tables of the publication are moved already (atomic = false)."""
         self.args = (
-            f"{self._start} Other tables of the publication are in the queue; those that wait are named in "
+            f"{self._start} Other parts of the publication are in the queue; those that wait are named in "
             "SparkCommit.pending. Take this one out there, and run the job again for the rest.",
         )
         return self

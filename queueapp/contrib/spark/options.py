@@ -60,6 +60,13 @@ OPTIONS: tuple[Option, ...] = (
         "false: the rows of each task are added in a transaction of their own, resumable by publish_id.",
     ),
     Option(
+        "two_phase",
+        bool,
+        False,
+        "true: tasks write straight into the queue and prepare their transactions, which the driver commits; "
+        "PostgreSQL with max_prepared_transactions > 0.",
+    ),
+    Option(
         "max_depth",
         int,
         None,
@@ -79,7 +86,8 @@ OPTIONS: tuple[Option, ...] = (
         "staging_retention_hours",
         int,
         24,
-        "Staging tables of jobs that died are dropped after so many hours; longer than any job runs.",
+        "Staging tables and prepared transactions of jobs that died are removed after so many hours; longer than any "
+        "job runs.",
         low=1,
         high=720,
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -18,24 +18,29 @@ import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
 
-from ...sql.postgresql.spark import KEEP_ORDER
-from ...sql.spark import StagingName
+from ...sql.postgresql import prepared
+from ...sql.postgresql.spark import BY_KEY, KEEP_ORDER
+from ...sql.spark import PreparedName, StagingName
 from ...sql.tables import QueueTable
-from .client import SinkClient
+from .client import Part, SinkClient
 from .columns import Plan
-from .errors import SinkUnavailable, SourceUnavailable
+from .errors import SinkUnavailable, SourceUnavailable, StagingLost
 from .targets import Database
 
 _TARGET_SCHEMA = "adbc.ingest.target_db_schema"
 _APPLICATION = "queueapp spark sink"
 _READING = "queueapp spark source"
-_TRANSIENT_CLASSES = ("08", "57P", "40")
+#: 55000: another session is committing the prepared transaction.
+_TRANSIENT_CLASSES = ("08", "57P", "40", "55000")
+#: What PREPARE says where none is allowed, and where no place is left.
+_NO_PLACE = ("55000", "53200")
 
 
 class PostgresqlClient(SinkClient):
     """One queue on PostgreSQL."""
 
     errors = (psycopg.Error,)
+    prepares = True
 
     # -- on executors -----------------------------------------------------------------------------------------------
 
@@ -50,22 +55,48 @@ class PostgresqlClient(SinkClient):
         return name.name, rows
 
     def append(self, job: str, partition: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
-        lifetime = self.target.lifetime_ms
         with self._adbc() as connection:
-            # By the database's clock, read once per task.
-            expires = None if lifetime is None else _one_value(connection, self.sql.clock) + lifetime
-            whole = _whole_rows(schema, batches, self.plan, self.target.table, expires)
-            first = next(whole, None)
-            if first is None:
-                return 0
-            if self.target.table.barriers:
-                _one_value(connection, self.sql.fence(exclusive=self.may_hold_barrier(self.target))[0])
-            columns = self.target.table.columns
-            named = pa.schema([field.with_name(columns[field.name]) for field in first.schema])
-            renamed = (batch.rename_columns(named.names) for batch in _with_first(first, whole))
-            rows = _ingest(connection, self.target.table.db_table, named, renamed)
+            rows = self._copy(connection, schema, batches)
             connection.commit()
         return rows
+
+    def append_prepared(
+        self, name: PreparedName, key: tuple[str, str, int], schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[int, int]:
+        with self._adbc() as connection:
+            recorded = prepared.recorded(self.sql.ledger)
+            if _one_value(connection, recorded, key):
+                # A repetition: what would be copied and rolled back would bloat the queue. Spark wants its rows read.
+                for _ in batches:
+                    pass
+                return 0, 0
+            number = _one_value(connection, prepared.NUMBER)
+            rows = self._copy(connection, schema, batches)
+            _one_value(connection, prepared.LOCK_SESSION)
+            if _one_value(connection, recorded, key):
+                return 0, 0
+            try:
+                _run(connection, prepared.prepare(name))
+            except adbc.Error as error:
+                if getattr(error, "sqlstate", None) not in _NO_PLACE:
+                    raise
+                raise self._no_place(_first_line(error)) from error
+        return rows, number
+
+    def _copy(self, connection: adbc.AdbcConnection, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
+        lifetime = self.target.lifetime_ms
+        # By the database's clock, read once per task.
+        expires = None if lifetime is None else _one_value(connection, self.sql.clock) + lifetime
+        whole = _whole_rows(schema, batches, self.plan, self.target.table, expires)
+        first = next(whole, None)
+        if first is None:
+            return 0
+        if self.target.table.barriers:
+            _one_value(connection, self.sql.fence(exclusive=self.may_hold_barrier(self.target))[0])
+        columns = self.target.table.columns
+        named = pa.schema([field.with_name(columns[field.name]) for field in first.schema])
+        renamed = (batch.rename_columns(named.names) for batch in _with_first(first, whole))
+        return _ingest(connection, self.target.table.db_table, named, renamed)
 
     @contextmanager
     def _adbc(self) -> Iterator[adbc.AdbcConnection]:
@@ -106,6 +137,58 @@ class PostgresqlClient(SinkClient):
         cursor = connection.execute(sql, params, prepare=False)
         return cursor.rowcount, cursor.fetchall() if cursor.description else []
 
+    def check_two_phase(self, connection: psycopg.Connection[Any]) -> None:
+        _, ((limit,),) = self.execute(connection, prepared.LIMIT)
+        if not limit:
+            raise self._no_place("max_prepared_transactions is 0")
+
+    def _no_place(self, text: str) -> SinkUnavailable:
+        return SinkUnavailable(
+            f"Database {self.database.alias!r} prepares no further transaction ({text}). The option two_phase needs "
+            "max_prepared_transactions of at least twice the tasks of a job: set it and restart the server, coalesce "
+            "the DataFrame, or leave the option out."
+        )
+
+    def check_prepared(self, connection: psycopg.Connection[Any], parts: Sequence[Part]) -> None:
+        wanted = {part.table: part for part in parts}
+        self.execute(connection, prepared.lock(exclusive=False))
+        _, rows = self.execute(connection, prepared.FOUND, (list(wanted),))
+        for gone in wanted.keys() - {gid for (gid,) in rows}:
+            raise _lost(wanted[gone])
+
+    def commit_prepared(self, part: Part) -> None:
+        assert part.prepared is not None
+        # The caller's connection is in the transaction that holds the ledger row, so that one driver at a time is here.
+        with self.connect() as connection:
+            try:
+                self.execute(connection, prepared.commit(part.prepared))
+            except psycopg.errors.UndefinedObject:
+                _, ((status,),) = self.execute(connection, prepared.STATUS, (part.number,))
+                if status == "aborted":
+                    raise _lost(part) from None
+
+    def roll_back_prepared(
+        self, connection: psycopg.Connection[Any], is_dead: Callable[[PreparedName, float], bool]
+    ) -> None:
+        if not self.two_phase and not self._dead(connection, is_dead):
+            return
+        # ROLLBACK PREPARED is not allowed in the transaction that holds the lock.
+        with self.transaction(connection), self.connect() as second:
+            self.execute(connection, prepared.lock(exclusive=True))
+            waiting = self.waiting(second)
+            for name in self._dead(second, is_dead):
+                # Another session may be at it: gone, or about to be.
+                with suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
+                    if name.gid not in waiting:
+                        self.execute(second, prepared.roll_back(name))
+
+    def _dead(
+        self, connection: psycopg.Connection[Any], is_dead: Callable[[PreparedName, float], bool]
+    ) -> list[PreparedName]:
+        _, rows = self.execute(connection, prepared.LISTED)
+        found = ((PreparedName.find(gid), age) for gid, age in rows)
+        return [name for name, age in found if name is not None and is_dead(name, age)]
+
     def is_transient(self, error: Exception) -> bool:
         state = getattr(error, "sqlstate", None)
         if state is None:
@@ -132,6 +215,10 @@ class PostgresqlClient(SinkClient):
         return SinkUnavailable(_unreachable_text(self.database, error))
 
 
+def _lost(part: Part) -> StagingLost:
+    return StagingLost(part.table, part.rows, None, kind="prepared transaction")
+
+
 # -- the source --------------------------------------------------------------------------------------------------------
 
 
@@ -145,15 +232,12 @@ def reading(database: Database) -> Iterator[Callable[[str, Sequence[Any]], pa.Ta
         raise SourceUnavailable(_unreachable_text(database, error)) from None
 
     def fetch(sql: str, params: Sequence[Any]) -> pa.Table:
-        with adbc.AdbcStatement(connection) as statement:
-            statement.set_sql_query(sql)
-            if params:
-                names = [str(number) for number in range(len(params))]
-                schema, row = pa.record_batch([_array_of(value) for value in params], names=names).__arrow_c_array__()
-                statement.bind(row, schema)
-            stream, _ = statement.execute_query()
-            with pa.RecordBatchReader._import_from_c(stream.address) as reader:
-                return reader.read_all()
+        # Set for the transaction, as a connection pooler gives the session to others afterwards.
+        _run(connection, "BEGIN")
+        _run(connection, BY_KEY)
+        rows = _fetch(connection, sql, params)
+        _run(connection, "COMMIT")
+        return rows
 
     try:
         yield fetch
@@ -167,6 +251,18 @@ def reading(database: Database) -> Iterator[Callable[[str, Sequence[Any]], pa.Ta
     finally:
         connection.close()
         handle.close()
+
+
+def _fetch(connection: adbc.AdbcConnection, sql: str, params: Sequence[Any] = ()) -> pa.Table:
+    with adbc.AdbcStatement(connection) as statement:
+        statement.set_sql_query(sql)
+        if params:
+            names = [str(number) for number in range(len(params))]
+            schema, row = pa.record_batch([_array_of(value) for value in params], names=names).__arrow_c_array__()
+            statement.bind(row, schema)
+        stream, _ = statement.execute_query()
+        with pa.RecordBatchReader._import_from_c(stream.address) as reader:
+            return reader.read_all()
 
 
 def _array_of(value: Any) -> pa.Array:
@@ -198,12 +294,8 @@ def _run(connection: adbc.AdbcConnection, sql: str) -> None:
         statement.execute_update()
 
 
-def _one_value(connection: adbc.AdbcConnection, sql: str) -> int:
-    with adbc.AdbcStatement(connection) as statement:
-        statement.set_sql_query(sql)
-        stream, _ = statement.execute_query()
-        with pa.RecordBatchReader._import_from_c(stream.address) as reader:
-            return int(reader.read_all().column(0)[0].as_py())
+def _one_value(connection: adbc.AdbcConnection, sql: str, params: Sequence[Any] = ()) -> int:
+    return int(_fetch(connection, sql, params).column(0)[0].as_py())
 
 
 def _ingest(connection: adbc.AdbcConnection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:

@@ -1,7 +1,7 @@
 """The sink on SQL Server: mssql-python's bulk copy from Arrow on executors, its ordinary cursor on the driver.
 
 Bulk copy opens a connection of its own, so the staging table is committed before it is filled, and an attempt that
-fails drops it. Column mapping is by name. What was not seen on a real server: the speed, and minimal logging.
+fails drops it. Column mapping is by name. What was not seen on a real server: the speed, and how much is logged.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ...sql.spark import StagingName
 from ...sql.sqlserver.errors import DEADLOCKED
+from ...sql.sqlserver.spark import COUNT_ROWS
 from .client import SinkClient
 from .errors import SinkUnavailable, SourceUnavailable, SparkSinkError
 from .targets import Database
@@ -114,6 +115,7 @@ class SqlServerClient(SinkClient):
                 f"Database {self.database.alias!r} cannot be reached from {socket.gethostname()}: {error}"
             ) from None
         try:
+            self.execute(connection, COUNT_ROWS)
             yield connection
         finally:
             with suppress(

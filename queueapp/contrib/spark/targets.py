@@ -109,7 +109,7 @@ class Snapshot:
         raise QueueNotFound(name)
 
     def route(self, name: str) -> Topic:
-        """As ``topics.routing``: the topic of this name, and the queues that collect it. Raises InvalidOption."""
+        """As ``topics.publisher``: the topic of this name, and the queues that collect it. Raises InvalidOption."""
         topic = next((queue.publish_target for queue in self.queues if queue.name == name), None) or name
         queues = tuple(
             queue

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from ...errors import InvalidOption
 from ...sql import spark_sql
-from ...sql.spark import DUE_AT, SparkSql
+from ...sql.spark import DUE_AT, PreparedName, SparkSql
 from .client import Destination, Publication, SinkClient, Tables
 from .columns import Plan, make_plan, make_topic_plan
 from .encoding import RowEncoder
@@ -54,6 +54,8 @@ class Staged(WriterCommitMessage):
     #: Of a topic: rows that enter each of its queues.
     entered: tuple[int, ...] = ()
     body_bytes: int = 0
+    #: The number of a prepared transaction, whose identifier is in ``table``.
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Sink:
     retention_hours: int
     max_depth: int | None = None
     atomic: bool = True
+    two_phase: bool = False
     tables: Tables = field(default_factory=Tables)
 
     def client(self) -> SinkClient:
@@ -85,10 +88,15 @@ class Sink:
             sql = spark_sql(vendor, target.table, self.ledger)
             client = make_client(self.database, target, sql, self.plan, self.wake_channel)
         client.tables = self.tables
-        client.atomic = self.atomic
+        client.atomic = self.atomic and not self.two_phase
+        client.two_phase = self.two_phase
         return client
 
-    def write(self, job: str, batches: Iterator[pa.RecordBatch]) -> Staged:
+    def publication(self, publish_id: str, batch_id: int) -> str:
+        """The digest of a publication in the identifiers of its prepared transactions; '' where it has none."""
+        return _digest(self.target.label, publish_id, batch_id) if self.two_phase else ""
+
+    def write(self, job: str, publish_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> Staged:
         """Encode and store one task attempt's rows; called on an executor."""
         context = TaskContext.get()
         assert context is not None
@@ -99,16 +107,28 @@ class Sink:
         if first is None:
             return replace(message, refused=encoder.refused)
         whole, client = chain([first], encoded), self.client()
+        if self.max_depth is not None and self._writes_into_queue:
+            client.wait_for_room(self.max_depth)
         if self.guarantee is Guarantee.AT_LEAST_ONCE:
-            if self.max_depth is not None:
-                client.wait_for_room(self.max_depth)
             rows = client.append(job, context.partitionId(), encoder.schema, whole)
             return replace(message, rows=rows, refused=encoder.refused)
+        if self.two_phase:
+            publication = self.publication(publish_id, batch_id)
+            name = PreparedName.make(publication, job, context.partitionId(), context.attemptNumber())
+            rows, number = client.append_prepared(
+                name, (self.target.label, publish_id, batch_id), encoder.schema, whole
+            )
+            gid = name.gid if rows else None
+            return replace(message, table=gid, rows=rows, number=number, refused=encoder.refused)
         table, rows = client.stage(job, context.partitionId(), context.attemptNumber(), encoder.schema, whole)
         return replace(
             message, table=table, rows=rows, refused=encoder.refused, entered=tuple(encoder.entered),
             body_bytes=encoder.body_bytes,
         )  # fmt: skip
+
+    @property
+    def _writes_into_queue(self) -> bool:
+        return self.two_phase or self.guarantee is Guarantee.AT_LEAST_ONCE
 
     def commit(self, job: str, publish_id: str, batch_id: int, streaming: bool, staged: Sequence[Staged]) -> None:
         """Publish the winners' rows and clear the staging away; called on the driver."""
@@ -117,23 +137,25 @@ class Sink:
             log.info("%s: %d rows do not match its filter and were left out.", self.target.label, refused)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             winners = [(m.table, m.rows) for m in sorted(staged, key=lambda m: m.partition) if m.table is not None]
-            if not winners and streaming and self.atomic:
+            if not winners and streaming and client.atomic:
                 return
             entered = {m.table: m.entered for m in staged if m.table is not None and m.entered}
-            if self.max_depth is not None and winners:
+            if self.max_depth is not None and winners and not self._writes_into_queue:
                 client.wait_for_room(self.max_depth)
-            body_bytes = {m.table: m.body_bytes for m in staged if m.table is not None}
-            added = client.publish(Publication(publish_id, batch_id, winners, streaming, entered, body_bytes))
-            self.clean(client, job)
+            body_bytes = {m.table: m.body_bytes for m in staged if m.table is not None and not self.two_phase}
+            numbers = {m.table: m.number for m in staged if m.table is not None and self.two_phase}
+            added = client.publish(Publication(publish_id, batch_id, winners, streaming, entered, body_bytes, numbers))
+            self.clean(client, job, self.publication(publish_id, batch_id))
         else:
             added = sum(message.rows for message in staged)
         if added:
             client.wake()
 
-    def clean(self, client: SinkClient, job: str) -> None:
-        """Drop the job's staging tables. What fails here is dropped after the retention by the next job."""
+    def clean(self, client: SinkClient, job: str, recorded: str = "") -> None:
+        """Drop the job's staging tables, and roll back what it has prepared and what others have for the publication
+        that is ``recorded``. What fails here is done after the retention by the next job."""
         with suppress(SparkSinkError, *client.errors):
-            client.clean(job, self.retention_hours)
+            client.clean(job, self.retention_hours, recorded)
 
 
 def make_sink(snapshot: Snapshot, schema: StructType, options: dict[str, Any]) -> Sink:
@@ -152,9 +174,12 @@ def make_sink(snapshot: Snapshot, schema: StructType, options: dict[str, Any]) -
         )
     if guarantee is not Guarantee.EXACTLY_ONCE and not options["atomic"]:
         raise InvalidOption('format("queue") option atomic', False, "true, or absent, with delivery = at_least_once")
+    database = snapshot.databases[target.database]
+    if options["two_phase"]:
+        _check_two_phase(database, target, plan, options)
     stores = {state: table.db_table for state, table in snapshot.stores.items()}
     return Sink(
-        database=snapshot.databases[target.database],
+        database=database,
         target=target,
         ledger=snapshot.ledger,
         plan=plan,
@@ -163,8 +188,24 @@ def make_sink(snapshot: Snapshot, schema: StructType, options: dict[str, Any]) -
         retention_hours=options["staging_retention_hours"],
         max_depth=options["max_depth"],
         atomic=options["atomic"],
+        two_phase=options["two_phase"],
         tables=Tables(stores.get("delayed", ""), stores.get("journal", "")),
     )
+
+
+def _check_two_phase(database: Database, target: QueueTarget | Topic, plan: Plan, options: dict[str, Any]) -> None:
+    """Raise InvalidOption where the transactions of tasks cannot be prepared, or should not."""
+    reasons = {
+        "on SQL Server, which has no prepared transactions": database.vendor != "postgresql",
+        "with delivery = at_least_once": options["delivery"] is not Guarantee.EXACTLY_ONCE,
+        "with atomic = false, which it implies": not options["atomic"],
+        f"for a topic, and with a column {DUE_AT}": plan.topic is not None or DUE_AT in plan.staged,
+        # A task that waits for a barrier would wait for the prepared transactions of others, and these for it.
+        "on a queue with barriers": isinstance(target, QueueTarget) and target.table.barriers,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InvalidOption('format("queue") option two_phase', True, f"false, or absent, {reason}")
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -176,10 +217,15 @@ class BatchWriter(DataSourceArrowWriter):
         self.publish_id = publish_id or f"job-{self.job}"
         if publish_id is not None and sink.guarantee is not Guarantee.EXACTLY_ONCE:
             raise InvalidOption('format("queue") option publish_id', publish_id, "absent with delivery = at_least_once")
-        sink.client().prepare(sink.retention_hours, ledger=sink.guarantee is Guarantee.EXACTLY_ONCE)
+        sink.client().prepare(
+            sink.retention_hours,
+            ledger=sink.guarantee is Guarantee.EXACTLY_ONCE,
+            publication=sink.publication(self.publish_id, 0),
+            publish_id=publish_id if sink.two_phase and publish_id else "",
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return self.sink.write(self.job, iterator)
+        return self.sink.write(self.job, self.publish_id, 0, iterator)
 
     def commit(self, messages: list[Any]) -> None:
         self.sink.commit(self.job, self.publish_id, 0, False, messages)
@@ -203,24 +249,24 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise SparkSinkError(
                 "Spark did not name the streaming query and micro-batch of this task, so exactly_once cannot be kept."
             )
-        return self.sink.write(_job_of(query_id, int(batch_id)), iterator)
+        return self.sink.write(_digest(query_id, batch_id), query_id, int(batch_id), iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         query_ids = {message.query_id for message in messages}
         if not query_ids:
             return
         (query_id,) = query_ids
-        self.sink.commit(_job_of(query_id, batchId), query_id, batchId, True, messages)
+        self.sink.commit(_digest(query_id, batchId), query_id, batchId, True, messages)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
         # Spark does not say which query it is when no task succeeded; then the retention clears away what there is.
         for query_id in {message.query_id for message in messages if message is not None}:
-            self.sink.clean(self.sink.client(), _job_of(query_id, batchId))
+            self.sink.clean(self.sink.client(), _digest(query_id, batchId))
 
 
-def _job_of(query_id: str, batch_id: int) -> str:
+def _digest(*names: Any) -> str:
     """The same name for every run of a micro-batch, so that its replay clears away what the first run left."""
-    return hashlib.blake2b(f"{query_id}/{batch_id}".encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("/".join(map(str, names)).encode(), digest_size=8).hexdigest()
 
 
 def make_client(

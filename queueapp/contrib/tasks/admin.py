@@ -23,7 +23,7 @@ from ...admin.message_pages import may_view
 from ...admin.read_only import ResultsAdmin
 from ...models import Now, UtcField
 from ...sql import nonblocking
-from . import result_reader
+from . import results
 from .consumers import backends, queue_of
 from .models import Result, TaskQueue
 from .serialization import id_of
@@ -92,7 +92,7 @@ class ResultAdmin(ResultsAdmin):
     def prepare_rows(self, rows: list[Any]) -> None:
         """Add the current status to each row, with one statement per queue."""
         if rows:
-            now = result_reader.statuses(_queues(), rows[0]._state.db, rows)
+            now = results.statuses(_queues(), rows[0]._state.db, rows)
             for row in rows:
                 row.now = now[row.pk].value
 

@@ -110,7 +110,7 @@ class QueueBackend(BaseTaskBackend):
             raise InvalidMessage(f"The arguments of {task.module_path} cannot be a message body: {error}.") from error
         store = partial(self._store, result, identity, body_of(result.args, result.kwargs))
         if configuration.enqueue_on_commit is not None and not at_once:
-            from .result_store import alias_of
+            from .results import alias_of
 
             transaction.on_commit(store, using=configuration.enqueue_on_commit or alias_of(self.queue))
         else:
@@ -130,22 +130,20 @@ class QueueBackend(BaseTaskBackend):
             message_id=identity,
             unknown_recipient=True,
         )
-        object.__setattr__(result, "enqueued_at", timezone.now())
+        object.__setattr__(result, "enqueued_at", datetime.now(UTC))
         task_enqueued.send(type(self), task_result=result)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def get_result(self, result_id: Any) -> Any:
         """The current result with this id. Raises TaskResultDoesNotExist."""
-        from . import result_reader, result_store
+        from . import results
 
         if not self.supports_get_result:
             return super().get_result(result_id)
         queue = self.queue
         identity = id_of(result_id)
-        result = (
-            result_reader.read_current(queue, result_store.alias_of(queue), identity) if identity is not None else None
-        )
+        result = results.read_current(queue, results.alias_of(queue), identity) if identity is not None else None
         if result is None:
             raise TaskResultDoesNotExist(result_id)
         return result

@@ -10,24 +10,22 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.utils import timezone
 
 from ... import registry, signals
 from ...consuming.context import Context
-from ...consuming.registration import ConsumerResolver, Registration
-from ...consuming.registry import registered
+from ...consuming.registry import ConsumerResolver, Registration, registered
 from ...errors import InvalidOption, QueueNotFound, UndecodableMessage
-from ...failures.policy import accepted, default_policy
-from ...failures.recoverability import RetryLater, RetryNow, Verdict
+from ...failures.recoverability import RetryLater, RetryNow, Verdict, accepted, default_policy
 from ...models import Semantics
 from ...sql.claims import HEADERS
-from . import result_reader, result_store
+from . import results
 from .backend import QueueBackend
 from .compat import (
     TaskContext,
@@ -38,8 +36,7 @@ from .compat import (
     task_finished,
     task_started,
 )
-from .result_reader import delete_lost, errors_from
-from .result_store import Finished, PendingResults, sent_at, store_failure, store_now, worker_id
+from .results import Finished, PendingResults, delete_lost, errors_from, sent_at, store_failure, store_now, worker_id
 from .serialization import TaskHeaders, arguments_of, restored, task_at
 from .task_options import ANY, options_of
 
@@ -141,8 +138,8 @@ class TaskResolver(ConsumerResolver):
     def _start(self, task: Any, body: bytes, context: Context) -> tuple[Any, Sequence[Any], dict[str, Any]]:
         context.items[ATTEMPT] = (context.alias, monotonic(), None)
         args, kwargs = arguments_of(body)
-        before = result_store.earlier_result(context.alias, context.message_id) if context.attempt > 1 else None
-        now = timezone.now()
+        before = results.earlier_result(context.alias, context.message_id) if context.attempt > 1 else None
+        now = datetime.now(UTC)
         result: Any = TaskResult(
             task=_task_from_headers(context._claimed[HEADERS]),
             id=str(context.message_id),
@@ -176,7 +173,7 @@ class TaskResolver(ConsumerResolver):
             else:
                 store_now(context.queue, alias, finished, context._claimed)
         _set(result, "_return_value", value)
-        _set(result, "finished_at", timezone.now())
+        _set(result, "finished_at", datetime.now(UTC))
         _set(result, "status", TaskResultStatus.SUCCESSFUL)
         send_signal(task_finished, result)
 
@@ -190,7 +187,7 @@ class TaskResolver(ConsumerResolver):
 
     def _decide(self, policy: Callable[[Any], Verdict] | None, failure: Any) -> Verdict:
         """The policy of every task: applies the task's own or the default policy and stores the failed attempt."""
-        alias, started, _ = failure.items.get(ATTEMPT) or (result_store.alias_of(failure.queue), None, None)
+        alias, started, _ = failure.items.get(ATTEMPT) or (results.alias_of(failure.queue), None, None)
         self._pending.forget(alias, failure.row.seq)  # it had returned, but after its time limit
         wanted = policy is not None and not isinstance(failure.exception, UndecodableMessage)
         verdict = policy(failure) if wanted and policy is not None else default_policy(failure)
@@ -205,7 +202,7 @@ class TaskResolver(ConsumerResolver):
         for backend in backends():
             retention = backend.configuration.retention
             if retention and queue_of(backend) is self.queue:
-                count = result_store.delete_old(alias, backend.alias, retention, may_continue)
+                count = results.delete_old(alias, backend.alias, retention, may_continue)
                 count += delete_lost(self.queue, alias, backend.alias, retention, may_continue)
                 if count:
                     log.info(
@@ -287,7 +284,7 @@ def _on_failure(sender: Any, failure: Any, **_: Any) -> None:
     if sender is None or not isinstance(registered.resolver_of(sender), TaskResolver):
         return
     attempt = failure.items.get(ATTEMPT)
-    result = result_reader.read(sender, attempt[0] if attempt else result_store.alias_of(sender), failure.row.id)
+    result = results.read(sender, attempt[0] if attempt else results.alias_of(sender), failure.row.id)
     if result is None or result.status != TaskResultStatus.FAILED:
         return  # requeued meanwhile, or discarded by a policy without a stored result
     try:

@@ -17,8 +17,9 @@ class Command(OperatorCommand):
 
     help = (
         "Move the messages of a type without a consumer (see queuestats) out of a queue: to another queue of the same "
-        "database, where they have all their attempts, or to poison, where they stay until an operator requeues, edits "
-        "or archives them. In batches of one transaction each; messages in flight stay. For messages to a missing "
+        "database, where they have all their attempts and a new age (Delivery.expiration), or to poison, where they "
+        "stay until an operator requeues, edits or archives them. In batches of one transaction each; messages in "
+        "flight stay. For messages to a missing "
         "consumer use removeconsumer, for delayed messages movedelayed, for poison requeuepoison --to."
     )
 

@@ -14,6 +14,7 @@ from ... import registry
 from ...messages.escaping import in_one_line
 from ...models import DelayedMessage
 from ...operations.rehearsal import Rehearsal, rehearse
+from ...sql import nonblocking
 from ..base_command import OperatorCommand, counted
 from .listpoison import add_selection, selected
 
@@ -79,9 +80,10 @@ class Command(OperatorCommand):
         else:
             queue = registry.queues.find(options["waiting"] or options["delayed"])
             if options["waiting"]:
-                rows = queue.objects.order_by("seq")
+                rows = nonblocking(queue.objects.order_by("seq"))
             else:
-                rows = DelayedMessage.objects.using(options["database"]).filter(destination=queue._meta.label)
+                delayed = DelayedMessage.objects.using(options["database"])
+                rows = nonblocking(delayed.filter(destination=queue._meta.label))
         return list(rows.values_list("pk", flat=True)[: options["limit"]]), rows
 
     def _edited(self, options: dict[str, Any], count: int) -> dict[str, Any]:

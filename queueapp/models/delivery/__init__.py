@@ -7,23 +7,28 @@ other are errors of the system checks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from ...errors import InvalidOption
 from ...options import read_all
-from .expire_actions import Drop, KeepAsPoison, PublishTo
 from .options import (
     GROUPS,
     NEVER,
     OPTIONS,
     DeliveryOptions,
+    Drop,
     ExpirationModel,
     FairnessModel,
+    KeepAsPoison,
     Leasing,
     OnConflict,
     Ordering,
+    PublishTo,
     Semantics,
+    per_second,
 )
 from .topics import accepted_names, expressions_of
 
@@ -49,6 +54,15 @@ __all__ = [
 #: 48: 673.
 _FILLFACTOR = {Semantics.AT_LEAST_ONCE: 45, Semantics.TRANSACTIONAL: 90, Semantics.AT_MOST_ONCE: 100}
 
+#: The options that do nothing without another one.
+_NEEDED = {
+    "max_concurrent_per_key": "fair_by",
+    "rate_per_key": "fair_by",
+    "fair_weights": "fair_by",
+    "rate_burst": "rate",
+    "rate_burst_per_key": "rate_per_key",
+}
+
 
 class Delivery(DeliveryOptions):
     """The options of one queue, as attributes; ``Queue.delivery`` of each queue is one of these."""
@@ -69,6 +83,9 @@ class Delivery(DeliveryOptions):
     def __init__(self, given: Mapping[str, Any], where: str) -> None:
         self.given = dict(given)
         self.__dict__.update(read_all(OPTIONS, given, where))
+        for name, needed in _NEEDED.items():
+            if getattr(self, needed) is None and (value := getattr(self, name)) is not None:
+                raise InvalidOption(f"{where}{name}", value, f"None without {needed}")
         if self.given.get("fillfactor") is None:
             self.fillfactor = _FILLFACTOR[self.semantics]
         self.has_expressions = bool(expressions_of(self))
@@ -98,6 +115,15 @@ class Delivery(DeliveryOptions):
     def dispatches(self) -> bool:
         """Whether a claimer shares out what is there among all subscribers, and does not take what it finds."""
         return self.fairness_model is not FairnessModel.FAST and self.semantics is not Semantics.TRANSACTIONAL
+
+    @property
+    def bucket_of_key(self) -> tuple[int, int] | None:
+        """``rate_per_key`` as a bucket of tokens: the microseconds in which a key gets one, rounded so that the rate is
+        not exceeded, and how many a full bucket has."""
+        if self.rate_per_key is None:
+            return None
+        rate = per_second(self.rate_per_key)
+        return math.ceil(1_000_000 / rate), self.rate_burst_per_key or max(1, math.ceil(rate / 10))
 
     @property
     def counts_leases(self) -> bool:

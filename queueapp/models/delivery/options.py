@@ -3,19 +3,75 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ... import messages
 from ...conf import MAX_CONCURRENCY
+from ...errors import InvalidOption
 from ...failures.recoverability import OPTIONS as RECOVERABILITY
 from ...failures.recoverability import Verdict
 from ...messages.body_filters import NAMES
 from ...options import Option, is_storable
-from .expire_actions import Drop, OnExpired
 from .topics import EPOCH, MAX_TOPIC, POINTS, point_of
+
+TIME_LIMIT, FORCED_EXPIRE = "time_limit", "forced_expire"
+MAX_CANCELS, MAX_DELIVERIES = "max_cancels", "max_deliveries"
+#: In the order in which they are named, as AMPS calls them: its time was over; a receiver said so; given back too
+#: often; handed out too often.
+REASONS = (TIME_LIMIT, FORCED_EXPIRE, MAX_CANCELS, MAX_DELIVERIES)
+
+
+class OnExpired:
+    """One of the classes below."""
+
+    reasons: Iterable[str]
+
+    def __post_init__(self) -> None:
+        wanted = (self.reasons,) if isinstance(self.reasons, str) else tuple(self.reasons)
+        if not wanted or not set(wanted) <= set(REASONS):
+            accepted = "some of " + ", ".join(map(repr, REASONS))
+            raise InvalidOption(f"{type(self).__name__}.reasons", self.reasons, accepted)
+        object.__setattr__(self, "reasons", tuple(reason for reason in REASONS if reason in wanted))
+
+
+@dataclass(frozen=True)
+class Drop(OnExpired):
+    """The message is gone. What is given up for other ``reasons`` becomes poison."""
+
+    reasons: Iterable[str] = (TIME_LIMIT, FORCED_EXPIRE)
+
+
+@dataclass(frozen=True)
+class KeepAsPoison(OnExpired):
+    """The message becomes poison, with its reasons. What is given up for others goes as by default (``Drop()``)."""
+
+    reasons: Iterable[str] = REASONS
+
+
+@dataclass(frozen=True)
+class PublishTo(OnExpired):
+    """The message is published to a topic. What is given up for other ``reasons`` goes as by default (``Drop()``)."""
+
+    topic: str
+    reasons: Iterable[str] = REASONS
+
+    def __post_init__(self) -> None:
+        if not is_storable(self.topic, MAX_TOPIC) or not self.topic.strip():
+            raise InvalidOption("PublishTo.topic", self.topic, f"the name of a topic: 1 to {MAX_TOPIC} characters")
+        super().__post_init__()
+
+
+def action_for(on_expired: OnExpired, reasons: Iterable[str]) -> OnExpired:
+    """What is done with a message that is given up for these reasons: what the queue says if it names one of them (to
+    drop it, all of them), else what is done by default, by which a limit makes poison."""
+    given, named = set(reasons), set(on_expired.reasons)
+    if named & given if not isinstance(on_expired, Drop) else given <= named:
+        return on_expired
+    return Drop() if given <= {TIME_LIMIT, FORCED_EXPIRE} else KeepAsPoison()
 
 
 class Semantics(enum.Enum):
@@ -214,6 +270,10 @@ def _is_rate(value: str) -> bool:
         return False
 
 
+def _are_weights(value: dict[Any, Any]) -> bool:
+    return all(is_storable(key, 200) and type(weight) is int and 1 <= weight <= 100 for key, weight in value.items())
+
+
 class FairnessModel(enum.Enum):
     """Which subscriber gets the next message while there are fewer messages than free capacity."""
 
@@ -223,11 +283,14 @@ class FairnessModel(enum.Enum):
 
 
 class Ordering(enum.Enum):
-    """What becomes of the messages behind one with the same ordering key that is retried later."""
+    """What happens to the later messages of an ordering key while a message of it waits for a delayed retry."""
 
-    HOLD = "hold"  #: they wait for it
-    PASS = "pass"  # noqa: S105  #: they are handled, and it comes back behind them
+    HOLD = "hold"  #: the later messages wait for it
+    PASS = "pass"  # noqa: S105  #: the later messages are handled, and it comes back behind them
 
+
+#: The name of a header that is written into a statement.
+_HEADER = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
 _FLOW: tuple[Option, ...] = (
     Option("concurrency", int, None, "Receivers per worker process; None: QUEUEAPP.CONCURRENCY.",
@@ -300,26 +363,105 @@ _FLOW: tuple[Option, ...] = (
         "ordering",
         Ordering,
         None,
-        "Messages with one `ordering_key` are handled one after the other, in order, by all workers together. A "
-        "message that is retried later holds its key, or is passed.",
+        "Messages with one `ordering_key` are handled one after the other, in order, by all workers together. While a "
+        "message waits for a delayed retry, the later ones of its key wait (`hold`) or are handled before it (`pass`). "
+        "None: messages have no ordering keys.",
         optional=True,
+    ),
+    Option(
+        "fair_by",
+        str,
+        None,
+        "The header whose value is the key of a message, for example its tenant. Keys take turns, however many "
+        "messages of one key wait; those of one key are claimed in the order of the queue. None: keys take no turns.",
+        optional=True,
+        accept=lambda value: bool(_HEADER.fullmatch(value)),
+        words="the name of a header, of at most 60 letters, digits, dashes, dots and underscores",
+    ),
+    Option(
+        "max_concurrent_per_key",
+        int,
+        None,
+        "Hard limit of the messages of one key (`fair_by`) in flight, over all workers and receive() together. "
+        "Messages without the header have no limit. None: no limit.",
+        low=1,
+        high=MOST_OUTSTANDING,
+        optional=True,
+    ),
+    Option(
+        "rate_per_key",
+        str,
+        None,
+        "Hard limit of the messages of one key (`fair_by`) that are claimed in a time, over all workers and receive() "
+        "together. Messages without the header have no limit. None: no limit.",
+        optional=True,
+        accept=_is_rate,
+        words='a number and a unit, "10/m" (s, m, h, d), from one a day to 1,000,000 a second',
+    ),
+    Option(
+        "rate_burst_per_key",
+        int,
+        None,
+        "So many messages of one key may be claimed at once after a pause; None: those of a tenth of a second, at "
+        "least one.",
+        low=1,
+        high=MOST_OUTSTANDING,
+        optional=True,
+    ),
+    Option(
+        "fair_weights",
+        dict,
+        None,
+        "How many messages a key (`fair_by`) gets in a round of turns, `{\"big\": 3}`; the keys that are not named get "
+        "one. None: all get one.",
+        optional=True,
+        accept=_are_weights,
+        words="a dict of keys, texts of at most 200 characters, and whole numbers from 1 to 100",
     ),
     Option(
         "groups",
         bool,
         False,
-        "Its messages may be members of groups: each way in which a message ends, ends it as a member.",
+        "The queue's messages may be members of groups. The transaction that ends a message, in any way, also records "
+        "the end of the member.",
+    ),
+    Option(
+        "workflow",
+        bool,
+        False,
+        "The queue's messages may have follow-ups (`then`), which are sent in the transaction of the ack, and results "
+        "(`keep_result`).",
+    ),
+    Option(
+        "ledger",
+        bool,
+        False,
+        "Count the messages that come into the queue and leave it, and compare the counts with its rows every minute: "
+        "[reconciliation](howto/ledger.md).",
     ),
 )  # fmt: skip
 
 
 # The same texts speak of a consumer there; of what is left of the chain here.
-_RETRIES: tuple[Option, ...] = tuple(
-    replace(
-        address,
-        doc=address.doc.replace("the queue's, then ", "").replace("the queue's, which has none by itself", "none"),
-    )
-    for address in RECOVERABILITY
+_RETRIES: tuple[Option, ...] = (
+    *(
+        replace(
+            address,
+            doc=address.doc.replace("the queue's, then ", "").replace("the queue's, which has none by itself", "none"),
+        )
+        for address in RECOVERABILITY
+    ),
+    Option(
+        "requeue_after_deploy",
+        int,
+        None,
+        "The failure budget of canaries. After workers of a new version have started, maintenance requeues each group "
+        "of the queue's poison as a canary: 1, 2, 5, 20, then 100 messages at a time. A canary stops if its first "
+        "message fails again, or when more messages than this have. None: only operators requeue.",
+        low=0,
+        high=1_000_000,
+        optional=True,
+    ),
 )
 
 
@@ -605,7 +747,14 @@ class DeliveryOptions:
     rate_burst: int | None
     fairness_model: FairnessModel
     ordering: Ordering | None
+    fair_by: str | None
+    max_concurrent_per_key: int | None
+    rate_per_key: str | None
+    rate_burst_per_key: int | None
+    fair_weights: dict[str, int] | None
     groups: bool
+    workflow: bool
+    ledger: bool
     # Retries
     timeout: timedelta | float | None
     attempts: int | None
@@ -617,6 +766,7 @@ class DeliveryOptions:
     immediate_retries: int | None
     unrecoverable: tuple[type[BaseException], ...] | None
     policy: Callable[[Any], Verdict] | None
+    requeue_after_deploy: int | None
     # Topics
     name: str | None
     underlying_topic: str | None

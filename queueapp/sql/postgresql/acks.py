@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..acks import FENCED, NO_LIMITS, STRICT, AckBySeq, Acks, LeaseHolder, Limits
+from ..acks import FENCED, NO_LIMITS, STRICT, AckBySeq, Acked, Acks, LeaseHolder, Limits, acked_columns, acked_rows
 from ..claims import LAST_END
 from ..message_columns import Row
 from .raw.cursor import execute, fetch
@@ -63,10 +63,18 @@ class PostgresqlAcks(Statements, Acks):
         sql = f"DELETE FROM {self._q} WHERE {self._reached()} RETURNING {self._c['seq']}"
         return self._run_within(connection, wait_ms, sql, (list(seqs), token))
 
-    def ack_ids(
+    def ack_without(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, mark: str) -> int:
+        # Primary key; fenced, as ``ack``.
+        sql = (
+            f"DELETE FROM {self._q} WHERE {self._fenced} AND {self._c['seq']} = ANY(%s) "
+            f"AND position(%s in {self._c['headers']}) = 0"
+        )
+        return self._guard.execute_by_key(connection, sql, (token, list(seqs), mark))
+
+    def ack_whole(
         self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
-    ) -> list[tuple[int, uuid.UUID]]:
-        returned = f"RETURNING {self._c['seq']}, {self._c['id']}"
+    ) -> list[Acked]:
+        returned = f"RETURNING {acked_columns(self.table, self._c)}"
         if wait_ms is None:
             # Primary key; fenced, as ``ack``.
             sql = f"DELETE FROM {self._q} WHERE {self._fenced} AND {self._c['seq']} = ANY(%s) {returned}"
@@ -76,7 +84,7 @@ class PostgresqlAcks(Statements, Acks):
             # Primary key and safety: ``_reached``.
             sql = f"DELETE FROM {self._q} WHERE {self._reached()} {returned}"
             rows = self._guard.fetch_by_key(connection, sql, (list(seqs), token))
-        return sorted((seq, as_uuid(identity)) for seq, identity in rows)
+        return acked_rows(rows)
 
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
         c = self._c
@@ -117,11 +125,20 @@ class PostgresqlAckBySeq(Statements, AckBySeq):
         sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may}"
         return self._guard.execute_by_key(connection, sql, (list(seqs), *params))
 
-    def ack_ids(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[uuid.UUID]:
+    def ack_without(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, mark: str) -> int:
         may, params = self._may(holder)
         # Primary key. Safe: as the ack.
-        sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may} RETURNING {self._c['id']}"
-        return [as_uuid(identity) for (identity,) in self._guard.fetch_by_key(connection, sql, (list(seqs), *params))]
+        sql = (
+            f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may} AND position(%s in {self._c['headers']}) = 0"
+        )
+        return self._guard.execute_by_key(connection, sql, (list(seqs), *params, mark))
+
+    def ack_whole(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[Acked]:
+        may, params = self._may(holder)
+        returned = acked_columns(self.table, self._c)
+        # Primary key. Safe: as the ack.
+        sql = f"DELETE FROM {self._q} WHERE {self._c['seq']} = ANY(%s){may} RETURNING {returned}"
+        return acked_rows(self._guard.fetch_by_key(connection, sql, (list(seqs), *params)))
 
     def take(
         self,

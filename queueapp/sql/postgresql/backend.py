@@ -17,10 +17,12 @@ from .barriers import FencedClaims, PostgresqlBarriers
 from .claims import PostgresqlClaims, Priority64Claims
 from .database import PostgresqlNotifications, PostgresqlSchema, PostgresqlSessions
 from .database_health import PostgresqlDatabaseHealth
+from .fair_claims import FairClaims
 from .figures import PostgresqlFigures
 from .groups import PostgresqlGroups
 from .inserts import PostgresqlDedupe, PostgresqlEarlyAcks, PostgresqlFanout, PostgresqlInserts
 from .journal import PostgresqlJournalSql
+from .ledger import PostgresqlLedger
 from .limits import PostgresqlLimits
 from .maintenance import PostgresqlDelayedStore, PostgresqlFailures, PostgresqlMaintenance, PostgresqlUnevaluated
 from .ordering import OrderedClaims
@@ -68,7 +70,9 @@ class PostgresqlQueueSql(QueueSql):
         text = TableText(table)
         self.guard = text.guard
         kind = FencedClaims if table.barriers else Priority64Claims if table.priority64 else PostgresqlClaims
-        self.claims = claims = OrderedClaims(text) if table.is_ordered else kind(text)
+        if table.claims_by_key:
+            kind = OrderedClaims if table.is_ordered else FairClaims
+        self.claims = claims = kind(text)
         self.acks, self.ack_by_seq = PostgresqlAcks(text), PostgresqlAckBySeq(text)
         self.results = PostgresqlTaskResults(text)
         self.failures = PostgresqlFailures(text)
@@ -97,6 +101,7 @@ class PostgresqlBackend(Backend):
         self.schema = PostgresqlSchema()
         self.celery_results = PostgresqlCeleryResults()
         self.groups = PostgresqlGroups(guard)
+        self.ledger = PostgresqlLedger()
         self.notifications = PostgresqlNotifications()
 
     def queue(self, table: QueueTable) -> QueueSql:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import Any
 
@@ -20,7 +20,7 @@ from .statements import Statements, TableText, quote_table
 #: No record is known yet.
 _NOTHING = KnownClaims(0, "{}", "{}")
 #: A slot is free this long after its lease has expired: an extension reads the clock before it changes the row.
-_MARGIN = "interval '100 ms'"
+MARGIN = "interval '100 ms'"
 #: Slots that were reserved and not filled in for this long are free: the claim has died, or will find its record gone.
 _PATIENCE = "interval '5 s'"
 #: The number of records per batch.
@@ -44,6 +44,19 @@ def _number(value: bytes | None) -> int | None:
 
 def _size(stretches: str) -> str:
     return f"(SELECT coalesce(sum(upper(r) - lower(r)), 0)::bigint FROM unnest({stretches}) AS r)"
+
+
+@contextmanager
+def locked(connection: Any, number: int) -> Iterator[None]:
+    """Hold the lock of a queue until the open transaction ends, or one of its own."""
+    raw = hot_cursor(connection).connection
+    if raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE:
+        with connection.wrap_database_errors, raw.transaction():
+            _lock_queue(connection, number)
+            yield
+    else:
+        _lock_queue(connection, number)
+        yield
 
 
 def _lock_queue(connection: Any, number: int) -> None:
@@ -101,13 +114,7 @@ class PostgresqlLimits(Statements, ConcurrencyLimits):
                 rows = load(connection, result) if result.ntuples else []
                 self._guard.record_time(monotonic() - started, connection, sql, params)
         if rows is None:
-            raw = hot_cursor(connection).connection
-            if raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE:
-                with connection.wrap_database_errors, raw.transaction():
-                    self.lock(connection)
-                    rows = self._guard.fetch(connection, sql, params)
-            else:
-                self.lock(connection)
+            with locked(connection, self._lock):
                 rows = self._guard.fetch(connection, sql, params)
         if not rows:
             return LimitedClaim([], False)
@@ -446,6 +453,6 @@ class ClaimRecords(Statements):
         c = self._c
         in_flight = f"NOT {NOT_IN_FLIGHT}".replace("xmax = ", "q.xmax = ").replace("xmax::text", "q.xmax::text")
         return (
-            f"q.{c['lease_owner']} IS NOT NULL AND (q.{c['lease_expires']} >= clock_timestamp() - {_MARGIN} OR "
+            f"q.{c['lease_owner']} IS NOT NULL AND (q.{c['lease_expires']} >= clock_timestamp() - {MARGIN} OR "
             f"{in_flight})"
         )

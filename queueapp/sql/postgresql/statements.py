@@ -57,14 +57,14 @@ def read(table: QueueTable, columns: dict[str, str], name: str) -> str:
 def _absent(column: MessageColumn) -> str:
     if column.kind is Kind.TIME and not column.sent:
         return "clock_timestamp()"
-    return f"{_literal(column.default)}::{TYPES[column.kind]}"
+    return f"{literal(column.default)}::{TYPES[column.kind]}"
 
 
 LITERALS: dict[bool | None, str] = {None: "NULL", True: "true", False: "false"}
 
 
-def _literal(value: Any) -> str:
-    """A default of the declaration; never user input."""
+def literal(value: Any) -> str:
+    """A value of a declaration in the text of a statement; never user input."""
     if value is None or isinstance(value, bool):
         return LITERALS[value]
     return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''").replace("%", "%%") + "'"
@@ -104,7 +104,7 @@ class TableText:
         self.order = _by_priority if table.priority64 or "priority" in table.claim_by else _BY_SEQ
         #: The token fences: a condition with one parameter, of a row that is found by its key.
         self.fenced = f"{self.columns['lease_token']} = %s" if table.has("lease_token") else ""
-        if table.lease_index is not None or table.is_ordered:
+        if table.lease_index is not None or table.is_ordered or table.max_per_key:
             # "= token" alone implies "is not null", which is the predicate of the index on leased rows: the planner
             # would scan all leases and compare each with each key of the array, where one seek a key suffices.
             self.fenced = f"({self.fenced}) IS TRUE"

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...messages.ids import as_uuid
-from ..acks import FENCED, NO_LIMITS, STRICT, AckBySeq, Acks, LeaseHolder, Limits
+from ..acks import FENCED, NO_LIMITS, STRICT, AckBySeq, Acked, Acks, LeaseHolder, Limits, acked_columns, acked_rows
 from ..claims import LAST_END
 from ..message_columns import Row
 from .statements import (
@@ -79,15 +79,20 @@ class SqlServerAcks(Statements, Acks):
         sql = f"DELETE q OUTPUT deleted.{self._c['seq']} {self._reached()}"
         return self._run_within(connection, wait_ms, sql, (json_of(list(seqs)), token))
 
-    def ack_ids(
+    def ack_without(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, mark: str) -> int:
+        # Index and safety: ``_leased``.
+        sql = f"DELETE q {self._leased()} AND CHARINDEX(%s, q.{self._c['headers']}) = 0"
+        return execute(connection, sql, (json_of(list(seqs)), token, mark))
+
+    def ack_whole(
         self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int | None = None
-    ) -> list[tuple[int, uuid.UUID]]:
+    ) -> list[Acked]:
         # Index and safety: ``_leased``, or with ``wait_ms`` ``_reached``.
         found = self._leased() if wait_ms is None else self._reached()
-        sql = f"DELETE q OUTPUT deleted.{self._c['seq']}, deleted.{self._c['id']} {found}"
+        sql = f"DELETE q OUTPUT {acked_columns(self.table, self._c, 'deleted.')} {found}"
         params = (json_of(list(seqs)), token)
         rows = fetch(connection, sql, params) if wait_ms is None else fetch_within(connection, wait_ms, sql, params)
-        return sorted((seq, as_uuid(identity)) for seq, identity in rows)
+        return acked_rows(rows)
 
     def try_release(self, connection: Any, seqs: Sequence[int], token: uuid.UUID, wait_ms: int) -> list[int]:
         c = self._c
@@ -116,10 +121,15 @@ class SqlServerAckBySeq(Statements, AckBySeq):
         may, params = self._may(holder)
         return execute(connection, f"DELETE q {self._named(may)}", (json_of(list(seqs)), *params))
 
-    def ack_ids(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[uuid.UUID]:
+    def ack_without(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder, mark: str) -> int:
         may, params = self._may(holder)
-        sql = f"DELETE q OUTPUT deleted.{self._c['id']} {self._named(may)}"
-        return [as_uuid(identity) for (identity,) in fetch(connection, sql, (json_of(list(seqs)), *params))]
+        sql = f"DELETE q {self._named(may)} AND CHARINDEX(%s, q.{self._c['headers']}) = 0"
+        return execute(connection, sql, (json_of(list(seqs)), *params, mark))
+
+    def ack_whole(self, connection: Any, seqs: Sequence[int], holder: LeaseHolder) -> list[Acked]:
+        may, params = self._may(holder)
+        sql = f"DELETE q OUTPUT {acked_columns(self.table, self._c, 'deleted.')} {self._named(may)}"
+        return acked_rows(fetch(connection, sql, (json_of(list(seqs)), *params)))
 
     def take(
         self,

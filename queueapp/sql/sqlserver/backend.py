@@ -16,10 +16,12 @@ from .claims import Priority64Claims, SqlServerClaims
 from .database import SqlServerNotifications, SqlServerSchema, SqlServerSessions
 from .database_health import SqlServerDatabaseHealth
 from .errors import error_kind, missing_driver
+from .fair_claims import FairClaims
 from .figures import SqlServerFigures
 from .groups import SqlServerGroups
 from .inserts import SqlServerDedupe, SqlServerEarlyAcks, SqlServerFanout, SqlServerInserts
 from .journal import SqlServerJournalSql
+from .ledger import SqlServerLedger
 from .limits import SqlServerLimits
 from .maintenance import SqlServerDelayedStore, SqlServerFailures, SqlServerMaintenance, SqlServerUnevaluated
 from .ordering import OrderedClaims
@@ -54,7 +56,9 @@ class SqlServerQueueSql(QueueSql):
         else:
             self.inserts = inserts = SqlServerInserts(text)
             self.fanout = SqlServerFanout(text, inserts)
-            kind = OrderedClaims if table.is_ordered else Priority64Claims if table.priority64 else SqlServerClaims
+            kind = Priority64Claims if table.priority64 else SqlServerClaims
+            if table.claims_by_key:
+                kind = OrderedClaims if table.is_ordered else FairClaims
             self.claims = claims = kind(text)
             self.limits = SqlServerLimits(text, claims)
 
@@ -73,6 +77,7 @@ class SqlServerBackend(Backend):
         self.schema = SqlServerSchema()
         self.celery_results = SqlServerCeleryResults()
         self.groups = SqlServerGroups()
+        self.ledger = SqlServerLedger()
         self.notifications = SqlServerNotifications()
 
     def queue(self, table: QueueTable) -> QueueSql:

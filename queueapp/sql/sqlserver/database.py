@@ -29,7 +29,7 @@ from ..database import (
     Unavailable,
 )
 from .errors import LockRefused, error_kind
-from .statements import execute, fetch, json_of, quote_table, set_option
+from .statements import execute, fetch, json_of, quote_table, set_lock_timeout
 
 #: The parts of a text that are no statement: comments, literals and quoted names; to the end of the text if they do not
 #: end before. A batch in a literal (EXEC) is none either: the server takes back what it has set.
@@ -111,17 +111,16 @@ class SqlServerSessions(Sessions):
 
     @contextmanager
     def lock_timeout(self, connection: Any, ms: int) -> Iterator[None]:
-        # No table is read, here or below.
-        set_option(connection, f"SET LOCK_TIMEOUT {max(1, int(ms))}")
+        before = set_lock_timeout(connection, max(1, int(ms)))
         try:
             yield
         finally:
-            self._reset_lock_timeout(connection)
+            self._reset_lock_timeout(connection, before)
 
     @staticmethod
-    def _reset_lock_timeout(connection: Any) -> None:
+    def _reset_lock_timeout(connection: Any, before: int) -> None:
         try:
-            set_option(connection, "SET LOCK_TIMEOUT -1")
+            set_lock_timeout(connection, before)
         except Error as error:
             # A lost session has no setting. Any other failure is raised: all later statements would fail on locks.
             if error_kind(error) is not ErrorKind.CONNECTION:

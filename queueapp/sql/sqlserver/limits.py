@@ -45,7 +45,7 @@ _PATIENCE_MS, _TIMED_OUT = 60_000, -1
 ROW_WAIT_MS = 200
 _NOTHING = KnownClaims(0, "[]", "[]")
 #: A slot is free this long after its lease has expired: an extension reads the clock before it changes the row.
-_MARGIN_MS = 100
+MARGIN_MS = 100
 #: Slots that were reserved and not filled in for this many seconds are free: the claim has died, or will find its
 #: record gone.
 _PATIENCE = 5
@@ -183,7 +183,7 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         )
         return int(fetch(connection, sql, (permits, wanted, self._lock.resource))[0][0])
 
-    def leases(self, connection: Any) -> list[Leased]:
+    def leases(self, connection: Any) -> list[Leased] | None:
         c = self._c
         if self.records is not None:
             return self.records.leases(connection)
@@ -193,8 +193,7 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
             f"COUNT(*) OVER (PARTITION BY q.{c['lease_owner']}, q.{c['lease_token']}) FROM {self._q} AS q "
             f"{self._by_leased_index} WHERE q.{c['lease_token']} IS NOT NULL{self._alive()}"
         )
-        rows = fetch(connection, sql, ())
-        return [Leased(uuid.UUID(bytes=guid(a)), uuid.UUID(bytes=guid(b)), int(n)) for a, b, n in rows]
+        return _leased(connection, sql)
 
     # -- sharing out --------------------------------------------------------------------------------------------------
 
@@ -266,6 +265,14 @@ class SqlServerLimits(Statements, ConcurrencyLimits):
         return execute(connection, take, (json_of(keys), owner, owner)) if keys else 0
 
 
+def _leased(connection: Any, sql: str) -> list[Leased] | None:
+    try:
+        rows = fetch_within(connection, ROW_WAIT_MS, sql, ())
+    except LockTimeout:
+        return None
+    return [Leased(uuid.UUID(bytes=guid(a)), uuid.UUID(bytes=guid(b)), int(n)) for a, b, n in rows]
+
+
 class ClaimRecords(Statements):
     """Claims within a limit on a queue that counts by the records of its claims."""
 
@@ -288,9 +295,9 @@ class ClaimRecords(Statements):
         """``claim_within``: two transactions, unless the caller has opened one."""
         with transaction.atomic(using=connection.alias, savepoint=False):
             self._lock.take(connection)
-            if known is None:
-                self._begin_counting(connection)
             try:
+                if known is None:
+                    self._begin_counting(connection)
                 room, record, known = self._reserve(connection, limit, max_in_flight, known or _NOTHING)
             except LockTimeout:
                 record = None  # a record is being filled in for longer than that: nothing is claimed
@@ -361,7 +368,7 @@ class ClaimRecords(Statements):
         sql = (
             f"SELECT q.{c['seq']} FROM {_STRETCHES} INNER LOOP JOIN {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) "
             f"ON q.{c['seq']} BETWEEN l.[low] AND l.[high] WHERE q.{c['lease_owner']} IS NOT NULL "
-            f"AND q.{c['lease_expires']} >= DATEADD(millisecond, -{_MARGIN_MS}, SYSUTCDATETIME())"
+            f"AND q.{c['lease_expires']} >= DATEADD(millisecond, -{MARGIN_MS}, SYSUTCDATETIME())"
         )
         try:
             rows = fetch_within(connection, ROW_WAIT_MS, sql, (json_of(stretches),))
@@ -370,17 +377,19 @@ class ClaimRecords(Statements):
         return stretches_of(int(seq) for (seq,) in rows)
 
     def _begin_counting(self, connection: Any) -> None:
-        # Index: that of the records. Safe: under the lock.
+        # Index: that of the records. Safe: under the lock; it waits for a record that is being filled in, but not for
+        # long, since all claims wait for it.
         sql = f"SELECT TOP (1) 1 FROM {self._records} AS c WHERE c.queue = {self._queue}"
-        if fetch(connection, sql, ()):
+        if fetch_within(connection, ROW_WAIT_MS, sql, ()):
             return
         c = self._c
-        # Index: a scan of the primary key, once in the life of a queue. Safe: as ``_in_flight``.
+        # Index: a scan of the primary key, once in the life of a queue. Safe: as ``_in_flight``; while a row stays
+        # locked, nothing is claimed.
         sql = (
             f"SELECT q.{c['seq']} FROM {self._q} AS q WITH (ROWLOCK, READCOMMITTEDLOCK) WHERE q.{c['lease_owner']} IS "
             "NOT NULL"
         )
-        leased = stretches_of(int(seq) for (seq,) in fetch(connection, sql, ()))
+        leased = stretches_of(int(seq) for (seq,) in fetch_within(connection, ROW_WAIT_MS, sql, ()))
         # The records' own indexes. Safe: under the lock.
         execute(
             connection,
@@ -420,7 +429,7 @@ class ClaimRecords(Statements):
             execute(connection, sql, (json_of(ended),))
         return min(needed) - 1 if needed else found[-1][0]
 
-    def leases(self, connection: Any) -> list[Leased]:
+    def leases(self, connection: Any) -> list[Leased] | None:
         c = self._c
         # Index: that of the records on (queue, number), and the primary key, one range a stretch. Safe: as the count of
         # a claim.
@@ -434,5 +443,4 @@ class ClaimRecords(Statements):
             f"WHERE c.queue = {self._queue} AND q.{c['lease_token']} IS NOT NULL AND q.{c['lease_owner']} IS NOT "
             f"NULL{self._alive()}) AS o"
         )
-        rows = fetch(connection, sql, ())
-        return [Leased(uuid.UUID(bytes=guid(a)), uuid.UUID(bytes=guid(b)), int(n)) for a, b, n in rows]
+        return _leased(connection, sql)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..barriers import lock_name
@@ -31,6 +31,9 @@ from .journal import HORIZON
 from .key_locks import EXISTING
 from .statements import LITERALS, LOOKING, type_of
 
+#: Before the first statement of a session: by a server's ``user options`` NOCOUNT may be on, and no driver would know
+#: how many rows a statement has moved, nor whether a batch was recorded before.
+COUNT_ROWS = "SET NOCOUNT OFF"
 #: An id arrives as text: the driver's bulk copy and the server disagree on the byte order of a binary uniqueidentifier.
 _TYPES = {"id": "char(36)", "headers": "nvarchar(max)", "body": "varbinary(max)"}
 _TYPES |= {column.name: type_of(column) for column in SENT}
@@ -38,8 +41,16 @@ _TYPES |= {DUE_AT: "datetime2", MARKS: "nvarchar(max)", ENTERS: "bit"}
 _GUID = "CAST(s.[id] AS uniqueidentifier)"
 #: DATEADD takes an int, and milliseconds of a month are none.
 _LATER = "DATEADD(millisecond, p.[ms] % 1000, DATEADD(second, p.[ms] / 1000, {}))"
-#: The parameter of a lifetime, last in the statement.
+#: The parameter of a lifetime, after all but those of the piece.
 _MS = " CROSS JOIN (VALUES (CAST(? AS bigint))) AS p ([ms])"
+#: The piece of a staging table: two parameters, the last in their statement.
+_PIECE = "s.[ord] >= ? AND s.[ord] < ?"
+#: The rows of a piece. The server tries to lock a whole table when one statement has taken 5,000 locks on it, or on one
+#: of its indexes; it checks that after every 1,250 new locks. A row is one lock on each, and a second one where it has
+#: a page of its own, since the intent locks of pages are counted, too.
+_PIECE_ROWS = 2_000
+#: After all rows, ``ord`` being below it.
+_END = 2**63 - 1
 _WIDE = {"priority": type_of(BY_NAME["priority"], priority64=True)}
 
 
@@ -94,10 +105,10 @@ class SqlServerSparkSql(SparkSql):
         return f"SELECT TOP (0) {', '.join(self._l.values())} FROM {self._ledger}"
 
     def create_staging(self, name: StagingName, attributes: Sequence[str], *, logged: bool = False) -> str:
-        # ord: a heap has no order, and a FIFO queue needs the order of the partition. A heap and not a clustered
-        # index, because bulk copy into an empty heap is minimally logged.
+        # ord: a FIFO queue needs the order of the partition, and the move of each piece seeks a range of it, where it
+        # would scan the whole of a heap. The task writes in this order, so rows are appended to the index.
         columns = ", ".join(f"[{name}] {self._types[attribute_of(name)]} NULL" for name in attributes)
-        return f"CREATE TABLE [{name.name}] ([ord] bigint NOT NULL, {columns})"
+        return f"CREATE TABLE [{name.name}] ([ord] bigint NOT NULL PRIMARY KEY, {columns})"
 
     def drop_staging(self, name: StagingName) -> str:
         return f"DROP TABLE IF EXISTS [{name.name}]"
@@ -116,9 +127,9 @@ class SqlServerSparkSql(SparkSql):
             f"WHERE NOT EXISTS (SELECT 1 FROM {self._ledger} AS l WITH ({EXISTING}) WHERE {same})"
         )
 
-    def recorded_rows(self) -> str:
+    def recorded(self) -> str:
         # Index and safety as on PostgreSQL.
-        return f"SELECT {self._l['rows']} FROM {self._ledger} WHERE {self._key()}"
+        return f"SELECT {self._l['rows']}, {self._l['pending']} FROM {self._ledger} WHERE {self._key()}"
 
     def _key(self) -> str:
         return " AND ".join(f"{self._l[name]} = ?" for name in ("queue", "publish_id", "batch_id"))
@@ -144,6 +155,17 @@ class SqlServerSparkSql(SparkSql):
         c = self._l
         return f"DELETE FROM {self._ledger} WHERE {c['queue']} = ? AND {c['publish_id']} = ? AND {c['batch_id']} < ?"
 
+    def pieces(self, rows: int) -> Iterator[tuple[int, ...]]:
+        # The server counts the locks of each statement for itself. So the pieces are in one transaction and become
+        # visible at once, and a receiver, which passes over locked rows, meets no lock of the table. What remains is
+        # memory: every row stays locked until the commit, and when the locks of all sessions take 24 % of the server's
+        # memory (40 % by its page on the setting "locks"), it escalates those of any statement. Therefore a very large
+        # publication takes atomic = false, whose transactions hold the rows of one staging table each.
+        starts = range(0, max(rows, 1), _PIECE_ROWS)
+        for start in starts:
+            # The last one is open: rows beyond those that the task wrote are moved, so that the count betrays them.
+            yield start, _END if start == starts[-1] else start + _PIECE_ROWS
+
     def move(
         self,
         name: StagingName,
@@ -152,9 +174,9 @@ class SqlServerSparkSql(SparkSql):
         lifetime: bool,
         selection: Selection = EVERYTHING,
     ) -> str:
-        # Index: none, a scan and sort of the staging table; identity values of INSERT … SELECT … ORDER BY are assigned
-        # in that order. Safe: the staging table is known to this task only. More than about 5,000 rows escalate to a
-        # table lock on the queue until the commit: receivers wait (they do not fail); "atomic" cannot be had for less.
+        # Index: the primary key of the staging table, a range in its order; identity values of INSERT … SELECT … ORDER
+        # BY are assigned in that order. Safe: the staging table is known to this task only, and no other session sees
+        # a piece before the commit.
         plain = [name for name in attributes if name not in ("expires", DUE_AT)]
         targets = [self._q[attribute] for attribute in plain]
         values = [_GUID if name == "id" else f"s.[{selection.renamed.get(name, name)}]" for name in plain]
@@ -166,12 +188,12 @@ class SqlServerSparkSql(SparkSql):
         for attribute, constant in self._table.filled.items():
             targets.append(self._q[attribute])
             values.append(LITERALS[constant])
-        rows = f" WHERE s.[{selection.where}] = 1" if selection.where else ""
+        rows = f"s.[{selection.where}] = 1 AND " if selection.where else ""
         if DUE_AT in attributes:
-            rows = f" WHERE s.[{DUE_AT}] IS NULL"
+            rows = f"s.[{DUE_AT}] IS NULL AND "
         return (
             f"INSERT INTO {self._queue} ({', '.join(targets)}) SELECT {', '.join(values)} "
-            f"FROM [{name.name}] AS s{_MS if lifetime else ''}{rows} ORDER BY s.[ord]"
+            f"FROM [{name.name}] AS s{_MS if lifetime else ''} WHERE {rows}{_PIECE} ORDER BY s.[ord]"
         )
 
     def move_delayed(
@@ -186,7 +208,8 @@ class SqlServerSparkSql(SparkSql):
             values.append(expiry_of("s.[expires]", _LATER.format(f"s.[{DUE_AT}]"), attributes, lifetime))
         return (
             f"INSERT INTO {quote(table)} ({', '.join(f'[{column}]' for column in targets)}) SELECT {', '.join(values)} "
-            f"FROM [{name.name}] AS s{_MS if lifetime else ''} WHERE s.[{DUE_AT}] IS NOT NULL ORDER BY s.[ord]"
+            f"FROM [{name.name}] AS s{_MS if lifetime else ''} WHERE s.[{DUE_AT}] IS NOT NULL AND {_PIECE} "
+            "ORDER BY s.[ord]"
         )
 
     def move_to_journal(
@@ -199,7 +222,7 @@ class SqlServerSparkSql(SparkSql):
         values = ["?", marks, _GUID, *(f"s.[{name}]" for name in plain), *("?" for _ in constants)]
         return (
             f"INSERT INTO {quote(table)} ({', '.join(f'[{column}]' for column in targets)}) SELECT {', '.join(values)} "
-            f"FROM [{name.name}] AS s ORDER BY s.[ord]"
+            f"FROM [{name.name}] AS s WHERE {_PIECE} ORDER BY s.[ord]"
         )
 
     def probe_insert(self, table: str) -> str:

@@ -233,6 +233,11 @@ def quote_table(name: str) -> str:
     return f"[{name}]".replace("%", "%%") if "].[" in name else quote(name)
 
 
+def literal(text: str) -> str:
+    """A text of a declaration in a statement; never user input."""
+    return "N'" + text.replace("'", "''").replace("%", "%%") + "'"
+
+
 #: ``SYSUTCDATETIME()`` plus a duration. DATEADD takes an int, and the milliseconds of 25 days are none.
 LATER = "DATEADD(millisecond, %s, DATEADD(day, %s, SYSUTCDATETIME()))"
 
@@ -260,22 +265,34 @@ def execute(connection: Any, sql: str, params: Sequence[Any]) -> int:
 
 def counted_rows(cursor: Any) -> int:
     """The answer of ``SELECT @@ROWCOUNT`` at the end of a batch, with NOCOUNT on or off."""
+    return int(_all_rows(cursor)[0][0])
+
+
+def _all_rows(cursor: Any) -> list[Any]:
+    """The rows of a batch. What comes before them is skipped: a count, and a message of the server, which the drivers
+    give as a result without columns."""
     while cursor.description is None and cursor.nextset():
         pass
-    count = int(cursor.fetchall()[0][0])
+    rows: list[Any] = cursor.fetchall()
+    # An error after the last row must not be left unread: the rows it took back would be handled all the same.
     while cursor.nextset():
         pass
-    return count
+    return rows
 
 
-def set_option(connection: Any, statement: str) -> None:
-    """Run a SET statement, which holds for the session since its batch has no parameters. Beneath Django's cursor,
-    which refuses every statement while a rollback is due: a setting has to be reset then, too."""
+def set_lock_timeout(connection: Any, ms: int) -> int:
+    """Let the session wait this long for a lock; -1 is for ever. Returns what was set before.
+
+    SET holds for the session since its batch has no parameters. Beneath Django's cursor, which refuses every statement
+    while a rollback is due: a setting has to be reset then, too.
+    """
     connection.ensure_connection()
     with connection.wrap_database_errors:
         cursor = connection.create_cursor()
         try:
-            cursor.execute(statement)
+            # No table is read.
+            cursor.execute(f"DECLARE @before int = @@LOCK_TIMEOUT; SET LOCK_TIMEOUT {int(ms)}; SELECT @before")
+            return int(cursor.fetchall()[0][0])
         finally:
             cursor.close()
 
@@ -284,11 +301,7 @@ def fetch(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
     """Run a statement and return all its rows as tuples."""
     with connection.cursor() as cursor:
         _run(cursor, sql, params)
-        rows: list[Any] = cursor.fetchall()
-        # An error after the last row must not be left unread: the rows it took back would be handled all the same.
-        while cursor.nextset():
-            pass
-        return rows
+        return _all_rows(cursor)
 
 
 def names_of(connection: Any, sql: str, params: Sequence[Any]) -> list[str]:
@@ -303,8 +316,11 @@ def fetch_within(connection: Any, wait_ms: int, select: str, params: Sequence[An
     before it, in the same round trip.
 
     The timeout is caught in T-SQL, because mssql-python keeps neither the number of an error nor, for this one, a
-    SQLSTATE of its own. SET ends with a parametrised batch; in a plain one every way out leads over a second SET.
+    SQLSTATE of its own. SET ends with a parametrised batch, so that the session has the timeout that it had before; in
+    a plain one (``first``) every way out leads over a second SET.
     """
+    if not (params or first):
+        first, params = "DECLARE @scope bigint = %s; ", (0,)
     sql = (
         f"{first}SET LOCK_TIMEOUT {min(int(wait_ms), _LONGEST_WAIT_MS)}; BEGIN TRY {select}; END TRY BEGIN CATCH SET "
         "LOCK_TIMEOUT -1; "

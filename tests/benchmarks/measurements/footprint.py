@@ -14,8 +14,8 @@ from tests.benchmarks.rig.workers import Workers, cpu_seconds, resident_bytes
 
 
 @measures(
-    Figure("idle-cpu", "<= 2", "%", "CPU of an idle worker on 10 empty queues, its supervisor and dispatcher included"),
-    Figure("idle-statements", "<= 2", "per s", "statements per second and queue of the same"),
+    Figure("idle-cpu", "<= 3", "%", "CPU of an idle worker on 10 empty queues, its supervisor and dispatcher included"),
+    Figure("idle-statements", "<= 3", "per s", "statements per second and queue of the same"),
 )
 def idle(scale: Scale) -> Samples:
     seconds = 5 if scale.quick else 20

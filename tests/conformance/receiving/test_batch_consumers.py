@@ -34,7 +34,7 @@ from tests.in_process_worker import eventually
 from tests.testapp.messages import Nop
 from tests.testapp.models import Effect
 from workers.receiving import handlers
-from workers.receiving.batch_sizer import Multiples
+from workers.receiving.limits import Multiples
 from workers.receiving.receivers.batch_consumers import BatchCaller
 
 Act = Callable[[list[Note], BatchContext], Any]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp import BatchContext, Context, InvalidOption, consumer
-from queueapp.consuming.registration import Registration
+from queueapp.consuming.registry import Registration
 from queueapp.messages import encode_headers, new_id, type_name
 from queueapp.models import PoisonMessage
 from queueapp.sql.claims import RECIPIENT, SEQ

@@ -154,8 +154,7 @@ def test_each_consumer_of_a_type_and_of_its_bases_gets_a_copy(work: Any) -> None
 def test_a_derived_type_that_a_live_worker_takes_by_its_base_is_not_unroutable(work: Any) -> None:
     from django.db import connection, transaction
 
-    from queueapp.operations.live_workers import live_on
-    from queueapp.operations.unroutable import find_unroutable
+    from queueapp.operations.live_workers import find_unroutable, live_on
 
     noted(Leased, Renamed, "another", [])
     Leased.send(Placed(1))

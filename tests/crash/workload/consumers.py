@@ -21,8 +21,7 @@ import psutil
 from django.db import connections, transaction
 
 from queueapp import Context, consumer, registry
-from queueapp.failures.policy import Failure, default_policy
-from queueapp.failures.recoverability import Verdict
+from queueapp.failures.recoverability import Failure, Verdict, default_policy
 from tests.testapp.models import AtMostOnce, Leased, Transactional
 
 from . import ledger, starts

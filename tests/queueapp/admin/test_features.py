@@ -9,23 +9,27 @@ import pytest
 from django.test import Client
 
 from queueapp.admin import features
-from queueapp.models import JournalEntry
-from tests.testapp.models import Addressed, Grouped, Leased, SecretTransactional, Transactional
+from queueapp.models import BulkOperation, JournalEntry, QueueControl, Schedule
+from queueapp.schedules import declarations
+from tests.testapp.models import Addressed, Followed, Grouped, Leased, SecretTransactional, Transactional
 
 from .conftest import url
 
 OF_EVERY_PROJECT = {
-    "bulkoperation",
     "delayedmessage",
     "poisonmessage",
     "queuecontrol",
-    "schedule",
     "subscriber",
 }
 
 
 def shown(client: Client) -> set[str]:
     return set(re.findall(r'href="/admin/queueapp/(\w+)/"', client.get("/admin/queueapp/").content.decode()))
+
+
+@pytest.fixture(autouse=True)
+def no_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "declared", {})
 
 
 def test_a_project_with_two_plain_queues_sees_only_what_every_project_has(
@@ -38,11 +42,26 @@ def test_a_project_with_two_plain_queues_sees_only_what_every_project_has(
     assert operator.get(url(JournalEntry)).status_code == 200, "under its address it is there"
 
 
+def test_the_overview_links_to_schedules_and_operations(operator: Client) -> None:
+    page = operator.get(url(QueueControl)).content.decode()
+
+    for model in (Schedule, BulkOperation):
+        assert f'href="{url(model)}"' in page
+        assert operator.get(url(model)).status_code == 200
+
+
+def test_a_declared_schedule_has_the_page_of_schedules(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "declared", {"nightly": object()})
+
+    assert "schedule" in shown(operator)
+
+
 @pytest.mark.parametrize(
     ("queues", "options", "page"),
     [
         ([Leased, Addressed], {}, "subscription"),
         ([Leased, Grouped], {}, "messagegroup"),
+        ([Leased, Followed], {}, "messageresult"),
         ([Leased, SecretTransactional], {}, "subjectkey"),
         ([Leased], {"JOURNAL": {"orders": None}}, "journalentry"),
         ([Leased], {"ALERTS": {"poison": True}}, "alert"),

@@ -1,6 +1,7 @@
 """The overview of the queues, and pausing, resuming and purging from it."""
 
 import json
+import re
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,14 +14,15 @@ from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import Client
-from django.urls import resolve
+from django.urls import resolve, set_script_prefix
 
 from queueapp.admin import overview_rows
 from queueapp.admin.formatting import untrusted
 from queueapp.conf import MAX_CONCURRENCY
-from queueapp.models import DISPATCHER, DelayedMessage, Now, PoisonMessage, QueueControl, Subscriber
+from queueapp.models import DISPATCHER, DelayedMessage, Now, PoisonMessage, QueueControl, QueueSnapshot, Subscriber
 from queueapp.operations import control, statistics
 from queueapp.operations.statistics import UNKNOWN
+from queueapp.sql import backend_of
 from tests.databases import only_on_postgresql
 from tests.testapp.models import Leased, Readable, Short, Transactional
 
@@ -75,6 +77,32 @@ def test_figures_of_a_busy_queue(operator: Client) -> None:
     assert (found.delayed, found.poison, found.workers) == ("1", "2", 1)
     assert found.oldest is not None
     assert timedelta(hours=2) <= found.oldest < timedelta(hours=2, minutes=1)
+
+
+def test_how_long_messages_wait_at_the_head_is_below_the_handling_time(operator: Client) -> None:
+    now = backend_of(connection).now(connection)
+    for number in range(1, 21):
+        QueueSnapshot.objects.create(
+            queue=LABEL, period=60, at=now - timedelta(minutes=number), ready=1, oldest_ms=1000 * number,
+            handling_p50=0.01, handling_p95=0.25, seconds=60,
+        )  # fmt: skip
+    subscriber(timedelta(minutes=1))
+    assert (line(operator).handling, line(operator).waits) == ("10 ms / 250 ms", "11.0 s / 20.0 s")
+    assert "waiting 11.0 s / 20.0 s" in operator.get(url(QueueControl)).content.decode()
+
+
+def test_links_lead_to_a_site_below_a_path(operator: Client) -> None:
+    Leased.send({"order": 7})
+    addresses = url(QueueControl), f"{url(QueueControl, 'search')}?q=order%3D7", url(PoisonMessage)
+    set_script_prefix("/ops/")
+    try:
+        for address in addresses:
+            text = operator.get(address).content.decode()
+            links = [link for link in re.findall(r'(?:href|action)="(/[^"]+)"', text) if "static" not in link]
+            assert links
+            assert [link for link in links if not link.startswith("/ops/")] == []
+    finally:
+        set_script_prefix("/")
 
 
 @pytest.mark.parametrize(("rows", "waiting"), [(5, "3+"), (4_870_000, "about 4.9 million")])

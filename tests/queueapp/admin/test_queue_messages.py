@@ -15,7 +15,7 @@ from django.utils.html import escape
 from queueapp.admin import site
 from queueapp.admin.queues import QueueAdmin
 from queueapp.models import Now, QueueControl, Subscriber
-from queueapp.operations.lease_state import LeaseState
+from queueapp.operations.selections import LeaseState
 from queueapp.sql.claims import FOREVER
 from tests.databases import only_on_postgresql
 from tests.testapp.models import (

@@ -17,8 +17,9 @@ from django.test import Client
 from queueapp.admin import poison_groups
 from queueapp.admin.formatting import charts
 from queueapp.models import Now, PoisonMessage, QueueControl, QueueSnapshot, Subscriber
+from queueapp.operations import ledger
 from queueapp.sql import backend_of
-from tests.testapp.models import Leased
+from tests.testapp.models import Leased, Ledgered
 
 from .conftest import url
 
@@ -50,6 +51,22 @@ def test_the_page_of_a_queue_has_charts_with_a_table_each(operator: Client) -> N
     assert "shop.bill" in text
     assert text.count("<td>10 ms</td><td>250 ms</td>") == 10
     assert " style=" not in text, "a strict policy allows no inline style"
+
+
+def test_the_page_of_a_queue_shows_the_last_check_of_its_ledger(operator: Client) -> None:
+    def line() -> str:
+        text = operator.get(url(QueueControl, "charts", "testapp.Ledgered")).content.decode()
+        found = re.search(r"Ledger</th><td>(.*?)</td>", text)
+        return re.sub("<.*?>", "", found[1]) if found else ""
+
+    assert line() == "not checked yet"
+    Ledgered.send({})
+    ledger.check(Ledgered, "default")
+    assert line().startswith("closed at 20")
+    Ledgered.objects.all().delete()
+    ledger.check(Ledgered, "default")
+    assert line().startswith("the ledger does not close: 1 fewer in the queue than counted, since 20")
+    assert '"row">Ledger<' not in operator.get(url(QueueControl, "charts", LABEL)).content.decode()
 
 
 @pytest.mark.parametrize(("span", "period"), [("1h", 60), ("24h", 300), ("7d", 3600), ("1y", 60)])

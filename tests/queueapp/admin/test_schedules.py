@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.test import Client
@@ -139,3 +140,29 @@ def test_permissions(staff: Callable[..., Client]) -> None:
     assert staff("queueapp.view_subscriber").get(url(Schedule)).status_code == 403
     act(staff("queueapp.operate_queue"), "pause", "tested")
     assert Schedule.objects.get().paused
+
+
+def test_a_time_is_one_of_the_time_zone_also_without_use_tz(operator: Client, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
+    form = {**FORM, "cron": "", "timezone": "", "at_0": "2031-01-02", "at_1": "12:00:00"}
+    noon = datetime(2031, 1, 2, 12, tzinfo=ZoneInfo("Asia/Kolkata"))
+
+    response = operator.post(url(Schedule, "add"), form)
+    assert response.status_code == 302, response.context["adminform"].form.errors
+    assert Schedule.objects.get().at == noon
+
+    assert 'value="12:00:00"' in operator.get(url(Schedule, "change", "by hand")).content.decode()
+    operator.post(url(Schedule, "change", "by hand"), {**form, "body": '{"n": 2}'})
+    row = Schedule.objects.get()
+    assert (row.at, row.body) == (noon, '{"n": 2}')
+
+
+def test_a_name_that_was_written_past_its_check_is_escaped_on_its_page(operator: Client) -> None:
+    operator.post(url(Schedule, "add"), FORM)
+    Schedule.objects.update(name="a\u202eb\x1b")
+
+    page = operator.get(url(Schedule, "change", "a\u202eb\x1b"))
+
+    title = page.content.decode().split("<title>")[1].split("</title>")[0]
+    assert "\u202e" not in title
+    assert "\x1b" not in title

@@ -26,8 +26,8 @@ from queueapp import signals
 from queueapp.alerts import channels, conditions, store
 from queueapp.conf import settings as conf
 from queueapp.errors import InvalidOption
-from queueapp.models import Alert, Now, PoisonMessage, Subscriber
-from queueapp.operations import statistics
+from queueapp.models import Alert, BulkOperation, Now, PoisonMessage, Subscriber
+from queueapp.operations import requeue_after_deploy, statistics
 from queueapp.services import connection_timeouts
 from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import AlertEvaluator, Maintenance
@@ -106,6 +106,38 @@ def poison(group: str, alias: str = "default", queue: str = "testapp.Leased") ->
     PoisonMessage.objects.using(alias).create(
         queue=queue, message_id=uuid.uuid4(), reason="r", group_key=group, exception_type="ValueError", consumer="pack"
     )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_canary_that_stopped_for_its_failures_is_an_alert_until_the_next_one(
+    settings: Any, notifications: list[channels.Notification]
+) -> None:
+    settings.QUEUEAPP = {"ALERTS": {"poison": False, "max_waiting": 1000}}
+    poison("a")
+
+    def canary(version: str, **values: Any) -> None:
+        BulkOperation.objects.create(
+            action=requeue_after_deploy.ACTION, source="queueapp.PoisonMessage", first=1, last=9, cursor=1,
+            filters=json.dumps({"queue": "testapp.Leased", "group": "a"}),
+            options=json.dumps({"version": version, "budget": 2}), **values,
+        )  # fmt: skip
+        alerting().evaluate()
+
+    canary("1", state="stopped")
+    canary("2", state="stopped", failed=2, changed=5)
+    assert not notifications, "an operator has stopped them, or another version"
+    canary("3", state="stopped", failed=1)
+    alerting().evaluate()
+    (notice,) = notifications
+    assert (notice.kind, notice.name) == ("canary", "a")
+    assert notice.text == "testapp.Leased: version 3 still fails; the canary of a poison group has stopped"
+
+    canary("4", state="running")
+    assert [notification.resolved for notification in notifications] == [False, True]
+    canary("5", state="stopped", failed=3, changed=5)
+    PoisonMessage.objects.all().delete()
+    alerting().evaluate()
+    assert [notification.resolved for notification in notifications] == [False, True, False, True]
 
 
 @ON_EACH

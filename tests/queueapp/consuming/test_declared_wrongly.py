@@ -15,8 +15,7 @@ import pytest
 
 from queueapp import Consumer, Context, DeliveryOptions, InvalidOption, Queue, consumer
 from queueapp.consuming.consumers import ConsumerOptions
-from queueapp.consuming.registration import OPTIONS
-from queueapp.consuming.registry import registered
+from queueapp.consuming.registry import OPTIONS, registered
 from queueapp.models.delivery import OPTIONS as DELIVERY_OPTIONS
 from tests.testapp.models import Effect, Leased
 

@@ -12,7 +12,7 @@ from django.db import connection, models
 from django.test.utils import isolate_apps
 from django.utils import timezone
 
-from queueapp.consuming.set_consumers import MessageSet
+from queueapp.consuming.consumers import MessageSet
 from queueapp.errors import InvalidOption
 from tests.testapp.models import InSets
 
@@ -34,6 +34,8 @@ with isolate_apps("tests.testapp"):  # no model of the project: migrations do no
         number = models.TextField()
         at = models.DateTimeField(default=timezone.now)
         options = models.JSONField(default=dict)
+        remark = models.TextField(null=True)
+        label = models.CharField(max_length=9)
         secret = models.CharField(max_length=64, default=secrets.token_hex)
 
         class Meta:
@@ -66,6 +68,8 @@ def test_uuid4_gives_each_row_a_value_of_its_own(messages: MessageSet) -> None:
     assert len({row.pk for row in rows}) == len({row.slug for row in rows}) == 3
     assert all(uuid.UUID(row.slug).version == row.pk.version == 4 for row in rows)
     assert [row.options for row in rows] == [{}, {}, {}]
+    # As ``save()`` stores a field without a default.
+    assert {(row.remark, row.label) for row in rows} == {(None, "")}
 
 
 def test_default_that_only_python_can_compute_is_refused_by_the_name_of_its_field(messages: MessageSet) -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueapp.expressions.coercion import settled
-from queueapp.expressions.comparison import COMPARISONS, any_of, compared, scalars
+from queueapp.expressions.coercion import COMPARISONS, any_of, compared, scalars, settled
 
 from .evaluating import value
 

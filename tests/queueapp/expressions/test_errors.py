@@ -6,7 +6,7 @@ import pytest
 
 from queueapp import QueueError
 from queueapp.expressions import InvalidExpression, compile_expression
-from queueapp.expressions.ast import MAX_LENGTH
+from queueapp.expressions.parser import MAX_LENGTH
 
 
 def refusal(text: str) -> InvalidExpression:

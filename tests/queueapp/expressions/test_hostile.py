@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queueapp.expressions import InvalidExpression, compile_expression
-from queueapp.expressions.ast import MAX_DEPTH, MAX_LENGTH, MAX_PATTERNS, MAX_TEXT
+from queueapp.expressions.parser import MAX_DEPTH, MAX_LENGTH, MAX_PATTERNS, MAX_TEXT
 
 from .evaluating import value
 

@@ -11,7 +11,7 @@ from queueapp import Context, consumer
 from queueapp.models import PoisonMessage
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Nop
-from tests.testapp.models import AtMostOnce, Leased, Transactional
+from tests.testapp.models import AtMostOnce, Leased, Several, SeveralTransactional, Transactional
 
 pytestmark = [real_commits, pytest.mark.usefixtures("no_consumers")]
 
@@ -94,3 +94,26 @@ def test_it_runs_to_its_end_where_it_succeeds(monkeypatch: pytest.MonkeyPatch) -
     finally:
         worker.stop()
     assert not PoisonMessage.objects.exists()
+
+
+@pytest.mark.parametrize("queue", [Several, SeveralTransactional])
+def test_a_consumer_of_batches_is_called_once_for_it(queue: Any) -> None:
+    calls: list[int] = []
+
+    @consumer(queue, attempts=3, retry_delay=0, batch=10)
+    def fail(messages: list[Nop]) -> None:
+        calls.append(len(messages))
+        raise ValueError("no")
+
+    queue.send(Nop(1, ""))
+    worker = Worker(queue).start()
+    try:
+        eventually(PoisonMessage.objects.exists)
+        runs = len(calls)
+        for more in (1, 2):
+            move_back(queue)
+            worker.pump.wake()
+            eventually(PoisonMessage.objects.exists)
+            assert len(calls) == runs + more
+    finally:
+        worker.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,15 +13,18 @@ from django.db import connections, transaction
 
 from queueapp import Context, Group, InvalidMessage, MessageNotFound
 from queueapp.delayed import operations as delayed
+from queueapp.errors import QueueError
 from queueapp.failures import poison_operations
 from queueapp.flow import group_members
 from queueapp.messages import GROUP, GROUP_DONE, GROUP_FAILED, decode_headers
 from queueapp.models import DelayedMessage, GroupMember, GroupMessage, MessageGroup, PoisonMessage
 from queueapp.operations import control, expiration
-from tests.databases import parametrize_alias
+from queueapp.operations.move_messages import move_delayed, move_type
+from queueapp.sending.isolation import in_another_thread
+from tests.databases import only_on_postgresql, parametrize_alias
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Ping
-from tests.testapp.models import Effect, Grouped, GroupedTogether, GroupedTransactional, Keyed, Leased
+from tests.testapp.models import Effect, Grouped, GroupedTogether, GroupedTransactional, Interop, Keyed, Leased, Short
 
 pytestmark = real_commits
 
@@ -93,6 +96,27 @@ def test_a_group_whose_block_raises_stays_open(alias: str) -> None:
     Group.get(group.id, using=alias).close()
 
     assert completions(alias) == [('"whole"', "1", "0")]
+
+
+@only_on_postgresql
+def test_a_member_does_not_end_beside_another_one_in_a_transaction_with_one_snapshot() -> None:
+    with group_of("default") as group:
+        group.send_many(Grouped, [{"n": 1}, {"n": 2}])
+    holder = connections["default"].copy()
+    holder.set_autocommit(False)
+
+    def ack(message: Any) -> None:
+        with transaction.atomic():
+            with connections["default"].cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            message.ack()
+
+    with Grouped.receive(2) as batch, closing(holder):
+        with holder.cursor() as cursor:  # what a transaction that ends the second member keeps locked
+            cursor.execute("SELECT 1 FROM queueapp_groupmember WHERE message_id = %s FOR SHARE", [batch[1].id])
+        with pytest.raises(QueueError, match="READ COMMITTED"):
+            ack(batch[0])
+    assert group.counts() == (2, 0, 0)
 
 
 @pytest.mark.parametrize("how", ["expired", "purged", "deleted", "forced", "delayed", "by seq"])
@@ -277,3 +301,68 @@ def test_the_group_of_a_context(alias: str, django_assert_num_queries: Any) -> N
     found = Group.of(context)
     assert found is not None
     assert (found.id, found.name) == (group.id, "night")
+
+
+def test_a_prepared_message_that_is_sent_twice_is_two_messages(alias: str) -> None:
+    """With one id ``processed_once`` would take the second for the first."""
+    prepared = Leased.prepare({"n": 1}, using=alias)
+    ids = {prepared.send(), prepared.send()}
+    for _ in range(2):
+        with Group(on_complete=prepared, using=alias):
+            pass
+
+    stored = list(Leased.objects.using(alias).values_list("id", flat=True))
+    assert len(set(stored)) == 4
+    assert ids < set(stored)
+
+
+def test_the_id_in_the_headers_of_a_prepared_message_is_its_own(alias: str) -> None:
+    prepared = Interop.prepare({"n": 1}, using=alias)
+    for _ in range(2):
+        identity = prepared.send()
+        row = Interop.objects.using(alias).get(id=identity)
+        assert str(identity) in row.headers
+
+
+def test_members_that_are_moved_to_a_queue_without_groups_have_failed(alias: str) -> None:
+    """Nothing would end them there."""
+    with group_of(alias) as group:
+        group.send(Grouped, {"n": 1})
+        group.send(Grouped, {"n": 2}, delay=timedelta(hours=1))
+
+    assert move_type(Grouped, "", Short, using=alias) == 1
+    assert completions(alias) == []
+    assert move_delayed(Grouped._meta.label, Short, using=alias) == 1
+
+    assert completions(alias) == [('"whole"', "0", "2")]
+
+
+def test_a_repeatable_read_transaction_sees_a_group_complete(alias: str) -> None:
+    """A caller that polls in it would wait for ever."""
+    with group_of(alias) as group:
+        group.send(Grouped, {"n": 1})
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert not group.is_complete
+
+        in_another_thread(alias, lambda: end(alias))
+
+        assert (group.is_complete, group.counts()) == (True, (0, 1, 0))
+
+
+def test_a_group_is_opened_once(alias: str) -> None:
+    with Group(on_complete=Leased.prepare("whole", using=alias), using=alias) as group:
+        pass
+
+    with pytest.raises(InvalidMessage, match=f"Group {group.id} has been opened before"):
+        group.open()
+
+
+def test_a_batch_is_received_once(alias: str) -> None:
+    received = Leased.receive(using=alias)
+    with received:
+        pass
+
+    with pytest.raises(QueueError, match=r"call Leased.receive\(\) again"), received:
+        pass

@@ -170,3 +170,12 @@ def test_fast_handlers_get_larger_batches(no_consumers: None, start_worker: Call
     eventually(lambda: len(done) == 300)
     assert max(receiver.size.n for receiver in worker.pump.receivers) > 1
     assert [number for number in done if number % 100 == 7] == [7, 107, 207]
+
+
+def test_receive_of_a_transactional_queue_leaves_out_the_keys_of_open_blocks(alias: str) -> None:
+    for key in ("a", "a", "b"):
+        OrderedTransactional.send(Ping(key), ordering_key=key, using=alias)
+
+    with OrderedTransactional.receive(1, using=alias) as first, OrderedTransactional.receive(9, using=alias) as second:
+        assert [message.body["name"] for message in first] == ["a"]
+        assert [message.body["name"] for message in second] == ["b"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueapp.models.delivery import Delivery
-from queueapp.topics import routing
+from queueapp.topics import publisher
 from tests.databases import DATABASES, marks_of
 from tests.queueapp.sql.server import Server
 
@@ -39,8 +39,8 @@ def delivery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def change(queue: Any, **options: Any) -> None:
         monkeypatch.setattr(queue, "delivery", Delivery(queue.delivery.given | options, "a test's "))
-        routing.forget()
+        publisher.forget()
 
     yield change
     monkeypatch.undo()
-    routing.forget()
+    publisher.forget()

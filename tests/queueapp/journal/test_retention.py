@@ -13,7 +13,8 @@ from django.db import connections, transaction
 from queueapp import BookmarkNotFound, publish, replay
 from queueapp.journal import replay_reader, retention
 from queueapp.journal.append import journal_of
-from queueapp.models import JournalCopied, JournalCursor, JournalEntry, Now
+from queueapp.models import BulkOperation, JournalCopied, JournalCursor, JournalEntry, Now
+from queueapp.operations import bulk_operations
 from queueapp.sql.journal import BEGINNING, Partition
 from queueapp.topics.backfill import QueueFeeder
 from tests.clock import Clock
@@ -415,3 +416,24 @@ def test_entries_of_another_server_stand_before_all_that_is_new(server: Server) 
     assert filled(server, Deep) == 3
     assert numbers(server, Deep) == [1, 2, 3]
     assert next(iter(replay("journaled.deep", using=server.alias))).record.position > BEGINNING
+
+
+def test_retention_keeps_what_an_operation_has_still_to_replay(server: Server) -> None:
+    if server.alias != "default":
+        pytest.skip("operations replay where the queue lies")
+    put(server, "journaled.orders", *range(6))
+    Recovered.objects.all().delete()
+    options = {"topic": "journaled.orders", "since": "epoch", "filter": "", "to": Recovered._meta.label}
+    operation = bulk_operations.start_replay(options, rate=2)
+    bulk_operations.carry_out("default")
+    assert numbers(server, Recovered) == [0, 1]
+    age(server, timedelta(days=3))
+
+    retention.apply_retention("default")
+    for _ in range(3):
+        BulkOperation.objects.update(next_at=Now())
+        bulk_operations.carry_out("default")
+
+    operation.refresh_from_db()
+    assert (operation.state, operation.note) == (bulk_operations.FINISHED, "")
+    assert numbers(server, Recovered) == list(range(6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from datetime import timedelta
 from io import StringIO
@@ -164,3 +165,19 @@ def test_to_purge_expired_messages_does_not_ask() -> None:
     out = StringIO()
     call_command("purgequeue", "testapp.Leased", "--expired", stdout=out)
     assert out.getvalue() == "0 expired messages of testapp.Leased were deleted.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backlog", "x"], "it must be N or QUEUE=N"),
+        (["--backlog", "testapp.Nowhere=3"], "--backlog: "),
+        (["--backlog", "testapp.Leased=3"], "which is not received here"),
+        (["--filter", "testapp.Capped=/a ="], "Column "),
+        (["--filter", "nothing"], "it must be QUEUE=EXPRESSION"),
+        (["--filter", "testapp.Capped=/a = 1", "--until-empty"], "--until-empty cannot be combined"),
+    ],
+)
+def test_what_is_wrong_with_a_subscription_is_reported(arguments: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(said)):
+        call_command("runqueueworker", "testapp.Capped", *arguments)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from queueapp.consuming.registration import Registration
+from queueapp.consuming.registry import Registration
 from queueapp.failures.apply_verdict import fail
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import SeqRange

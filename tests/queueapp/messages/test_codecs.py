@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from queueapp import InvalidMessage, InvalidOption, UndecodableMessage, register_codec
-from queueapp.messages import BYTES, MSGPACK, codec_for, codecs, decode_body, encode, encode_alike, read_head
+from queueapp.messages import BYTES, MSGPACK, bodies, codec_for, decode_body, encode, encode_alike, read_head
 
 
 class Point(msgspec.Struct):
@@ -18,8 +18,8 @@ class Point(msgspec.Struct):
 
 @pytest.fixture(autouse=True)
 def same_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "_by_name", dict(codecs._by_name))
-    monkeypatch.setattr(codecs, "_by_content_type", dict(codecs._by_content_type))
+    monkeypatch.setattr(bodies, "_by_name", dict(bodies._by_name))
+    monkeypatch.setattr(bodies, "_by_content_type", dict(bodies._by_content_type))
 
 
 def lines(body: Any) -> bytes:

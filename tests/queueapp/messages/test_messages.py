@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import enum
+import math
 import pickle
-import re
 import uuid
 from copy import copy
 from datetime import UTC, datetime
@@ -243,6 +243,14 @@ def test_a_decimal_travels_as_a_string_and_arrives_as_it_was() -> None:
     assert messages.decode_body(data, messages.JSON, dict[str, decimal.Decimal | None])["price"].is_nan()
 
 
+def is_finite(body: Any) -> bool:
+    """Whether JSON has all numbers of a body."""
+    if isinstance(body, float):
+        return math.isfinite(body)
+    inner = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    return all(map(is_finite, inner))
+
+
 @given(
     st.recursive(
         st.none() | st.floats() | st.text(max_size=3) | st.integers(),
@@ -250,11 +258,10 @@ def test_a_decimal_travels_as_a_string_and_arrives_as_it_was() -> None:
     )
 )
 def test_what_is_encoded_is_what_arrives(body: Any) -> None:
-    finite = not re.search(r"\bnan\b|\binf\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", repr(body)))
     try:
         _, data = messages.encode(body)
     except InvalidMessage:
-        assert not finite
+        assert not is_finite(body)
         return
     assert body is None or messages.decode_body(data, messages.JSON) == body
 

@@ -77,6 +77,11 @@ def test_a_subclass_inherits_the_options_of_its_bases_and_may_change_them() -> N
         ({"semantics": "exactly-once"}, "one of 'transactional', 'at-least-once', 'at-most-once'"),
         ({"peek_delay": timedelta(milliseconds=99)}, "peek_delay"),
         ({"max_records_to_peek": 0}, "max_records_to_peek"),
+        ({"max_concurrent_per_key": 2}, "max_concurrent_per_key = 2.*None without fair_by"),
+        ({"rate_per_key": "10/m"}, "rate_per_key = '10/m'.*None without fair_by"),
+        ({"fair_weights": {"a": 2}}, "fair_weights = .*None without fair_by"),
+        ({"rate_burst": 5}, "rate_burst = 5.*None without rate"),
+        ({"fair_by": "a", "rate_burst_per_key": 5}, "rate_burst_per_key = 5.*None without rate_per_key"),
         ({"leaseperiod": timedelta(1)}, r"Bad\.Delivery: unknown option 'leaseperiod'; did you mean 'lease_period'\?"),
     ],
 )

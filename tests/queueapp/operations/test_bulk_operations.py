@@ -23,7 +23,7 @@ from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import Maintenance
 from tests.bulk_rows import fill_up
 from tests.in_process_worker import eventually
-from tests.testapp.models import Leased, Transactional, Urgent
+from tests.testapp.models import ForeignPostgres, Leased, Transactional, Urgent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 POISON = Source(PoisonMessage, "default")
@@ -114,6 +114,9 @@ def test_an_action_or_a_filter_that_the_list_has_not_is_refused() -> None:
         start(POISON, "dispatch_now")
     with pytest.raises(InvalidOption, match="state"):
         start(POISON, "requeue", {"state": "ready"})
+    for name, value in (("age", "hour"), ("delivered", "no"), ("priority", "1")):
+        with pytest.raises(InvalidOption, match=name):  # of a column that the foreign table has not
+            start(Source(ForeignPostgres, "default"), "delete_selected", {name: value})
 
 
 def test_a_killed_process_loses_and_doubles_nothing_and_another_goes_on(child_environment: dict[str, str]) -> None:

@@ -1,8 +1,12 @@
-"""A rehearsal says what a handler would do, and nothing of it stays."""
+"""A rehearsal says what a handler would do, and nothing of it stays.
+
+``QUEUEAPP_REHEARSALS`` has how often the handler that writes most is rehearsed: once in the suite.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,14 +20,16 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
+from django.db.models.sql import DeleteQuery, InsertQuery, UpdateQuery
 
 from queueapp import BatchContext, Context, QueueError, RehearsalRefused, consumer, rehearse, set_consumer
 from queueapp.models import DelayedMessage, PoisonMessage
-from queueapp.operations.rehearsal import RowsChanged
+from queueapp.operations.rehearsal import RowsChanged, rows_changed_by
 from tests.databases import only_on_postgresql
 from tests.in_process_worker import real_commits
+from tests.queueapp.sql.tsql import Recorder, never_connected
 from tests.testapp.messages import Ping
-from tests.testapp.models import Addressed, AtMostOnce, Effect, InSets, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, Effect, ForeignPostgres, InSets, Leased, Transactional
 
 pytestmark = real_commits
 
@@ -84,9 +90,10 @@ def test_what_a_handler_does_is_reported_and_undone(queue: Any, handled_by: Any)
     row = poison(queue, {"n": 1})
     before = checksums()
 
-    found = rehearse(row)
+    for _ in range(int(os.environ.get("QUEUEAPP_REHEARSALS", "1"))):
+        found = rehearse(row)
+        assert found.succeeded, found.traceback
 
-    assert found.succeeded, found.traceback
     assert found.consumer == f"rehearsed {queue.__name__}"
     assert found.rows["testapp_effect"] == RowsChanged(2, 1, 1)
     assert [message.queue for message in found.sent] == ["testapp.Leased"] * 4 + ["testapp.Transactional"]
@@ -334,3 +341,50 @@ def test_the_command_reports_and_says_by_its_exit_code_what_fails(handled_by: An
     assert "error: Select" in command()
     assert "error: No message matches" in command("--delayed", "testapp.Leased")
     assert "error: --body and --headers are for one message" in command("--queue", "testapp.Leased", "--headers", "{}")
+
+
+@only_on_postgresql
+def test_a_message_to_a_foreign_queue_is_reported(handled_by: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE foreign_postgres (id uuid NOT NULL, expires timestamp, headers text NOT NULL, body bytea, "
+            "seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
+        )
+    try:
+        handled_by(Leased, lambda message: ForeignPostgres.send({"n": 1}))
+        found = rehearse(poison(Leased))
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE foreign_postgres")
+
+    assert found.succeeded, found.traceback
+    assert [message.queue for message in found.sent] == ["testapp.ForeignPostgres"]
+
+
+def test_rows_are_counted_in_the_statements_of_the_orm_on_sql_server() -> None:
+    """mssql-django writes SET NOCOUNT before each of them, and the driver does not count what it inserts so."""
+    sql_server = never_connected(Recorder())
+
+    def text_of(query: Any) -> str:
+        compiled = query.get_compiler(connection=sql_server).as_sql()
+        return str(compiled[0][0] if isinstance(compiled, list) else compiled[0])
+
+    insert = InsertQuery(Effect)
+    insert.insert_values(Effect._meta.local_concrete_fields[1:], [Effect(name="one")])
+    one_row, many_rows = insert.get_compiler(connection=sql_server), text_of(insert)
+    one_row.returning_fields = [Effect._meta.pk]
+    update = Effect.objects.all().query.chain(UpdateQuery)
+    update.add_update_values({"detail": "changed"})
+
+    assert rows_changed_by(str(one_row.as_sql()[0][0]), -1) == ("testapp_effect", 0, 1)
+    assert rows_changed_by(many_rows, 3) == ("testapp_effect", 0, 3)
+    assert rows_changed_by(text_of(update), 2) == ("testapp_effect", 1, 2)
+    assert rows_changed_by(text_of(Effect.objects.all().query.chain(DeleteQuery)), 4) == ("testapp_effect", 2, 4)
+    assert rows_changed_by("SET NOCOUNT ON; INSERT INTO [q] ([id]) VALUES (?); SELECT @@ROWCOUNT", -1) == ("q", 0, 0)
+    returned_by_the_database = (
+        "SET NOCOUNT ON; IF OBJECT_ID('tempdb..#django_returning_insert') IS NOT NULL DROP TABLE "
+        "#django_returning_insert; SELECT TOP 0 [id] INTO #django_returning_insert FROM [t]; INSERT INTO [t] ([a]) "
+        "OUTPUT INSERTED.[id] INTO #django_returning_insert VALUES (?); SELECT [id] FROM #django_returning_insert"
+    )
+    assert rows_changed_by(returned_by_the_database, -1) == ("t", 0, 1)
+    assert rows_changed_by("SET NOCOUNT ON; SELECT 1", -1) is None

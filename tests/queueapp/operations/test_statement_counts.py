@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 
 from queueapp import registry
 from queueapp.checks import check_served
-from queueapp.checks.tables import check_tables_in
+from queueapp.checks.queues import check_tables_in
 from queueapp.operations import subscriptions
 from queueapp.operations.statistics import backlogs, queue_stats, subscribed_consumers
 from tests.databases import only_on_postgresql

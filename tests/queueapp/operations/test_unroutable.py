@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from queueapp.models import DISPATCHER, MAINTENANCE, Now, PoisonMessage, Subscriber
-from queueapp.operations import statistics, unroutable
+from queueapp.operations import live_workers, statistics
 from queueapp.operations.statistics import queue_stats
 from tests.in_process_worker import real_commits
 from tests.testapp.models import Addressed, AddressedUrgent, Leased, Urgent
@@ -207,9 +207,9 @@ def test_priorities_beyond_the_levels_are_distinguished_from_recipients() -> Non
 
 def test_maintenance_searches_unroutable_messages_only_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
-    look = unroutable.find_unroutable
+    look = live_workers.find_unroutable
 
-    def noted(queue: Any, *given: Any) -> list[unroutable.Unroutable]:
+    def noted(queue: Any, *given: Any) -> list[live_workers.Unroutable]:
         looked_at.append(queue)
         return look(queue, *given)
 

@@ -14,7 +14,7 @@ from queueapp.delayed.dispatch import dispatch_due
 from queueapp.failures.poison_operations import find, requeue
 from queueapp.models import DelayedMessage, Now, PoisonMessage
 from queueapp.operations.expiration import delete_expired, in_time
-from queueapp.operations.lease_state import LeaseState
+from queueapp.operations.selections import LeaseState
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.claims import SeqRange
 from queueapp.sql.tables import QueueTable, expires_at

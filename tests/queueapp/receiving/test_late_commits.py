@@ -8,7 +8,8 @@ import kombu
 import pytest
 from django.db import transaction
 
-import queueapp.contrib.celery  # noqa: F401 (registers the transport)
+# Registers the transport, and checks INSTALLED_APPS, which the tests restrict while they run.
+import queueapp.contrib.celery.transport  # noqa: F401
 from queueapp.contrib.celery.models import BrokerQueue
 from queueapp.contrib.celery.process_agent import stop_agents
 from queueapp.receiving import low_water_marks

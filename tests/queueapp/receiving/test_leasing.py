@@ -151,7 +151,7 @@ def test_leasing_the_unit_is_the_client(alias: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_ack_by_filter(alias: str, leasing: Leasing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.receiving.ack_by_seq.ROWS_PER_QUERY", 3)
+    monkeypatch.setattr("queueapp.receiving.acks.ROWS_PER_QUERY", 3)
     Leased.send_many([{"price": n} for n in range(10)], using=alias)
     first, second = hand_out(alias, 2), hand_out(alias, 2, OTHER_OWNER)
     rows(alias).filter(seq=second[1]).update(body=b"not JSON")

@@ -16,7 +16,7 @@ from queueapp.failures.poison_operations import requeue
 from queueapp.failures.poison_store import insert_poison
 from queueapp.models import PoisonMessage
 from queueapp.receiving import low_water_marks
-from queueapp.receiving.priority64_marks import Priority64Marks, marks_for
+from queueapp.receiving.low_water_marks import Priority64Marks, marks_for
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import MAX_ORDER_KEY, PRIORITY, SEQ, WINDOW_ROWS, SeqRange, order_key, split_order_key
 from queueapp.sql.message_columns import Outgoing
@@ -220,7 +220,7 @@ def test_priority_messages_in_flight_are_not_searched_below_the_low_water_mark(a
 
 @each_database
 def test_priority_a_backlog_of_newcomers_brings_the_floor_down(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueapp.receiving.priority64_marks.MAX_PENDING", 20)
+    monkeypatch.setattr("queueapp.receiving.low_water_marks.MAX_PENDING", 20)
     put(Ranked, alias, *range(100), many=True)
     assert take(Ranked, alias, 50) == list(range(99, 49, -1))
 

@@ -112,6 +112,7 @@ def test_a_name_that_is_taken_in_the_admin_is_reported(
         ({"jitter": timedelta(days=2)}, InvalidOption),
         ({"delay": timedelta(1)}, InvalidOption),
         ({"tags": ["a,b"]}, InvalidOption),
+        ({"start": datetime(2026, 1, 2, tzinfo=UTC), "end": datetime(2026, 1, 1, tzinfo=UTC)}, InvalidOption),
         ({"priority": 7}, InvalidMessage),
         ({"dedupe_key": "k"}, InvalidMessage),
         ({"dedupe_key": str}, InvalidOption),
@@ -121,6 +122,13 @@ def test_a_name_that_is_taken_in_the_admin_is_reported(
 def test_a_bad_declaration_is_refused_where_it_is_written(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Leased.schedule({}, **{"name": "bad", "cron": "* * * * *", **options})
+
+
+def test_a_misspelt_option_or_word_has_a_suggestion() -> None:
+    with pytest.raises(InvalidOption, match=r"did you mean 'misfire_limit'\?"):
+        Leased.schedule({}, name="bad", cron="* * * * *", misfir_limit=1)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOption, match=r"did you mean 'skip'\?"):
+        Leased.schedule({}, name="bad", cron="* * * * *", misfire="skp")  # type: ignore[arg-type]
 
 
 def test_bytes_cannot_be_scheduled() -> None:

@@ -12,7 +12,7 @@ from queueapp import InvalidMessage, InvalidOption, publish, publish_many
 from queueapp.consuming.registry import registered
 from queueapp.messages import message_type
 from queueapp.models.delivery import Delivery
-from queueapp.sending import accepted_types
+from queueapp.sending import validation
 from tests.testapp.messages import Nop, Ping
 from tests.testapp.models import Addressed, Leased, Urgent
 from tests.testapp.topics import Bookings
@@ -38,7 +38,7 @@ class Renamed:
 
 @pytest.fixture(autouse=True)
 def nothing_seen() -> None:
-    accepted_types.forget()
+    validation.forget_warned_types()
 
 
 def accept(monkeypatch: pytest.MonkeyPatch, queue: Any, *types: Any) -> None:

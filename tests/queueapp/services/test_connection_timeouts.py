@@ -68,6 +68,29 @@ def test_after_an_inner_block_the_outer_one_is_watched_again_from_then_on(clock:
     assert watched() is None
 
 
+def test_time_in_which_the_process_stood_still_is_not_counted_against_the_server(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler in C code kept the interpreter lock for a minute: no thread could read an answer that was there."""
+    settings.QUEUEAPP = {"DATABASE_TIMEOUT": 5}
+    now, closed_at = [0.0], list[float]()
+    monkeypatch.setattr(connection_timeouts, "monotonic", lambda: now[0])
+    monkeypatch.setattr(connection_timeouts, "_shut_down", lambda connection: closed_at.append(now[0]))
+    steps = iter([60.0, *[0.25] * 30])
+
+    class Watching(ConnectionWatchdog):
+        def pause(self, seconds: float) -> bool:
+            if (step := next(steps, None)) is None:
+                self.ask_to_stop()
+            now[0] += step or 0.0
+            return False
+
+    with ResponseDeadline(Named("one")):
+        Watching().serve()
+
+    assert closed_at == [65.0], "the five seconds in which this process could have read an answer"
+
+
 def test_after_an_inner_block_that_failed_as_well(clock: None) -> None:
     outer = Named("outer")
 

@@ -13,9 +13,8 @@ import pytest
 from django.db import Error, OperationalError, ProgrammingError, connection, connections, transaction
 
 from queueapp.circuit_breaker import CircuitBreaker, State
-from queueapp.services import database_outage
-from queueapp.services.connection_timeouts import ResponseDeadline
-from queueapp.services.database_outage import Outage, outage_of
+from queueapp.services import connection_timeouts
+from queueapp.services.connection_timeouts import Outage, ResponseDeadline, outage_of
 from tests.clock import Clock
 from tests.in_process_worker import DEADLINE, real_commits
 from tests.kill_session import kill, session_of
@@ -26,16 +25,16 @@ pytestmark = real_commits
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(database_outage, "monotonic", clock)
+    monkeypatch.setattr(connection_timeouts, "monotonic", clock)
     return clock
 
 
 @pytest.fixture(autouse=True)
 def outage() -> Iterator[Outage]:
     """That of the default database, of this test alone."""
-    database_outage.forget()
+    connection_timeouts.forget()
     yield outage_of("default")
-    database_outage.forget()
+    connection_timeouts.forget()
 
 
 @pytest.fixture
@@ -202,12 +201,12 @@ def test_a_database_that_comes_and_goes_does_not_fill_the_log(
     assert len(logged(caplog)) == 2
 
     outage.connection_failed(OperationalError("gone for longer"))
-    clock.now += database_outage.NOTABLE
+    clock.now += connection_timeouts.NOTABLE
     outage.connection_failed(OperationalError("still gone"))
     outage.recovered()
     assert len(logged(caplog)) == 4, "a lasting outage is reported all the same"
 
-    clock.now += database_outage.SPACING
+    clock.now += connection_timeouts.SPACING
     outage.connection_failed(OperationalError("gone again"))
     assert logged(caplog)[4:] == ["Database 'default' does not answer: OperationalError: gone again"]
 
@@ -240,7 +239,7 @@ def test_each_database_has_its_own(caplog: pytest.LogCaptureFixture) -> None:
 
     assert outage_of("elsewhere").lasts
     assert not outage_of("default").lasts
-    assert database_outage.caused_by_outage(error)
-    assert not database_outage.caused_by_outage(OperationalError("gone"))
+    assert connection_timeouts.caused_by_outage(error)
+    assert not connection_timeouts.caused_by_outage(OperationalError("gone"))
     connections["default"].ensure_connection()
     assert outage_of("elsewhere").lasts

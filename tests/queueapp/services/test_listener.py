@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 
 from queueapp import consumer, notifier
 from queueapp.services import listener as listening
-from queueapp.services.database_outage import outage_of
+from queueapp.services.connection_timeouts import outage_of
 from queueapp.services.listener import Listener
 from queueapp.services.service import stop_all
 from queueapp.sql import backend_of

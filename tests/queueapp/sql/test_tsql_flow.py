@@ -134,6 +134,11 @@ def test_permits_are_read_completely() -> None:
     assert "@LockTimeout = 0" in str(statement)
 
 
+#: A read that waits for a locked row, but not for long.
+_BOUNDED = re.compile(rf"(DECLARE @scope bigint = \?; )?SET LOCK_TIMEOUT {ROW_WAIT_MS}; BEGIN TRY SELECT")
+_COUNTS = r"COUNT\(\*\)|c\.number, c\.permits|BETWEEN l\.\[low\] AND l\.\[high\] WHERE q\.\[lease_owner\]"
+
+
 @pytest.mark.usefixtures("no_transactions")
 @each_table
 def test_a_count_under_the_lock_waits_for_no_row_for_long(table: QueueTable) -> None:
@@ -147,11 +152,33 @@ def test_a_count_under_the_lock_waits_for_no_row_for_long(table: QueueTable) -> 
     found = statements_of(
         table, _after(answers, lambda s, c: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, 10, 6, known))
     )
-    bounded = f"SET LOCK_TIMEOUT {ROW_WAIT_MS}; BEGIN TRY SELECT"
-    counted = r"COUNT\(\*\)|c\.number, c\.permits|BETWEEN l\.\[low\] AND l\.\[high\] WHERE q\.\[lease_owner\]"
-    reads = [text for text in (str(item) for item, _ in found) if re.search(counted, text)]
+    reads = [text for text in (str(item) for item, _ in found) if re.search(_COUNTS, text)]
     assert len(reads) == (1 if known is None else 3)
-    assert all(text.startswith(bounded) for text in reads)
+    assert all(map(_BOUNDED.match, reads))
+
+
+@pytest.mark.usefixtures("no_transactions")
+def test_the_first_count_of_a_queue_waits_for_no_row_for_long() -> None:
+    table = next(table for table in TABLES if table.claim_records is not None)
+    answers: list[Any] = [[(0,)], [], [(3,)], [(1,)], [], [(9,)], [(4,)]]
+    found = statements_of(
+        table, _after(answers, lambda s, c: s.limits.claim_within(c, _ranges(s), 5, TOKEN, OWNER, 10, 6, None))
+    )
+    of_records, scan = (str(item) for item, _ in found[1:3])
+    assert "SELECT TOP (1) 1 FROM" in of_records
+    assert "[lease_owner] IS NOT NULL" in scan
+    assert all(map(_BOUNDED.match, (of_records, scan)))
+
+
+@each_table
+def test_leases_are_counted_without_waiting_for_a_row_for_long(table: QueueTable) -> None:
+    """Under the same lock, and for a page of the admin."""
+    ((statement, _),) = statements_of(table, VERBS["leases"][0])
+    assert _BOUNDED.match(str(statement))
+    recorder = Recorder()
+    connection = never_connected(recorder)
+    connection.connection = _Locked(recorder, "lease_owner")
+    assert SqlServerQueueSql(table).limits.leases(connection) is None
 
 
 class _Locked:

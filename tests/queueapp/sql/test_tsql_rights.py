@@ -50,23 +50,33 @@ def test_the_health_of_a_database_is_asked_of_its_views() -> None:
     assert kinds(found) == [exp.Select]
 
 
+def _waiting(ms: int) -> str:
+    return f"DECLARE @before int = @@LOCK_TIMEOUT; SET LOCK_TIMEOUT {ms}; SELECT @before"
+
+
 def test_a_lock_is_waited_for_no_longer_and_the_session_is_as_before() -> None:
-    def look(_s: object, c: object, _: object) -> None:
+    def look(_s: object, c: object, recorder: Any) -> None:
+        recorder.answers.append([(1500,)])
         with _backend.sessions.lock_timeout(c, 5):
             pass
 
-    before, after = (sent.sql for sent, _ in statements_of(TABLE, look))
-    assert (before, after) == ("SET LOCK_TIMEOUT 5", "SET LOCK_TIMEOUT -1")
+    assert [sent.sql for sent, _ in statements_of(TABLE, look)] == [_waiting(5), _waiting(1500)]
 
 
 def test_a_lock_timeout_is_reset_while_a_rollback_is_due() -> None:
     """Django's cursor refuses every statement then, and the timeout would stay for the session."""
 
-    def look(_s: object, c: Any, _: object) -> None:
+    def look(_s: object, c: Any, recorder: Any) -> None:
+        recorder.answers.append([(-1,)])
         with _backend.sessions.lock_timeout(c, 5):
             c.in_atomic_block = c.needs_rollback = True
 
-    assert [sent.sql for sent, _ in statements_of(TABLE, look)] == ["SET LOCK_TIMEOUT 5", "SET LOCK_TIMEOUT -1"]
+    assert [sent.sql for sent, _ in statements_of(TABLE, look)] == [_waiting(5), _waiting(-1)]
+
+
+def test_a_limited_wait_without_parameters_is_a_batch_whose_settings_end_with_it() -> None:
+    ((sent, _),) = statements_of(TABLE, lambda s, c, _: s.maintenance.is_empty(c))
+    assert sent.params == (0,)
 
 
 def test_a_statement_without_parameters_leaves_nocount_as_it_was() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db.models import CharField, DecimalField, IntegerField, TextField
+from django.db import models
+from django.db.models import CharField, DecimalField, F, IntegerField, JSONField, TextField, UUIDField
+from django.test.utils import isolate_apps
 from sqlglot import exp
 
-from queueapp.consuming.set_consumers import MessageSet
-from queueapp.sql.orm import as_value, insert_select
+from queueapp.consuming.consumers import MessageSet
+from queueapp.models.fields import GuidField
+from queueapp.sql.orm import NewUuid, as_value, insert_select
 from tests.queueapp.sql.tsql import Recorder, hints, never_connected, parsed
 from tests.testapp.models import Effect, InSets
 
@@ -77,3 +80,53 @@ def test_a_decimal_may_be_written_with_an_exponent() -> None:
     (tried,) = found.find_all(exp.TryCast)
     assert "AS float) AS numeric(10, 2))" in sql
     assert tried.sql("tsql").endswith("AS NUMERIC(10, 2))")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        (UUIDField(), "REPLACE(LOWER(CONVERT(char(36), {})), '-', '')"),
+        (CharField(max_length=36), "LOWER(CONVERT(char(36), {}))"),
+        (GuidField(), "{}"),
+    ],
+    ids=["char(32)", "text", "uniqueidentifier"],
+)
+def test_a_uuid_is_written_as_its_column_holds_it(kind: Any, stored: str) -> None:
+    """The server converts no uniqueidentifier to char(32), and would cut text with hyphens off."""
+    rows = MessageSet(InSets, "default", [1]).rows
+    sql, _ = compiled(rows.annotate(a=NewUuid(kind)).values("a"))
+    assert f"SELECT {stored.format('NEWID()')} AS " in sql
+    parsed(sql)
+
+    if isinstance(kind, UUIDField):
+        sql, _ = compiled(rows.annotate(a=MessageSet.body("key", output_field=kind)).values("a"))
+        assert f"SELECT {stored.partition('{}')[0]}CAST(JSON_VALUE(" in sql
+        assert "AS uniqueidentifier)" in sql
+        parsed(sql)
+
+
+def test_an_object_or_a_list_of_a_body_is_json() -> None:
+    """JSON_VALUE is NULL for them."""
+    messages = MessageSet(InSets, "default", [1])
+    sql, _ = compiled(messages.rows.annotate(a=messages.body("lines", output_field=JSONField())).values("a"))
+
+    (found,) = parsed(sql)
+    assert isinstance(found, exp.Select)
+    assert sql.index("JSON_QUERY(") < sql.index("JSON_VALUE(")
+
+
+@isolate_apps("tests.testapp")  # no model of the project
+def test_the_id_of_a_message_is_written_as_a_uuid_column_holds_it() -> None:
+    class Copy(models.Model):
+        message = models.UUIDField()
+
+        class Meta:
+            app_label = "testapp"
+            managed = False
+
+    recorder = Recorder(answers=[[(1,)]])
+    rows = MessageSet(InSets, "default", [1]).rows
+    insert_select(never_connected(recorder), rows, Copy, {Copy._meta.get_field("message"): F("id")})
+
+    guid = f"CAST([{InSets._meta.db_table}].[id] AS uniqueidentifier)"
+    assert f"REPLACE(LOWER(CONVERT(char(36), {guid})), '-', '')" in recorder.statements[0].sql

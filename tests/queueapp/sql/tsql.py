@@ -60,7 +60,7 @@ class _Cursor:
     def execute(self, sql: str, params: tuple[Any, ...] = ()) -> None:
         self._recorder.statements.append(Statement(sql, tuple(params), self._sizes))
         self._rows = self._recorder.answers.pop(0) if self._recorder.answers else []
-        counted = sql.endswith(("SELECT @@ROWCOUNT", "SELECT @done", "SELECT @got"))
+        counted = sql.endswith(("SELECT @@ROWCOUNT", "SELECT @done", "SELECT @got", "SELECT @before"))
         self._rows = self._rows or ([(0,)] if counted else [])
         self.description = [("column", None)]
 
@@ -105,7 +105,8 @@ _ERRORS = (
 #: sqlglot has no TRY … CATCH, no IF and no BEGIN TRANSACTION among statements: the frames of ``fetch_within`` are
 #: checked as text, letter by letter, and what stands in them is parsed.
 _TRY = re.compile(
-    r"^(?P<first>IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; BEGIN TRANSACTION; )?SET LOCK_TIMEOUT \d+; "
+    r"^(?P<first>IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; BEGIN TRANSACTION; |DECLARE @scope bigint = \?; )?"
+    r"SET LOCK_TIMEOUT \d+; "
     r"BEGIN TRY (?P<body>.*); END TRY BEGIN CATCH SET LOCK_TIMEOUT -1; "
     r"IF ERROR_NUMBER\(\) <> 1222 BEGIN; THROW; END; SELECT 1222 AS \[lock_timeout\]; END CATCH; SET LOCK_TIMEOUT -1$"
 )
@@ -132,6 +133,32 @@ _INSERT_LOCKED = re.compile(
     r"BEGIN CATCH IF @own = 1 AND @@TRANCOUNT > 0 ROLLBACK TRANSACTION; THROW; END CATCH; SELECT @done$"
 )
 
+#: The batch of a claim whose keys take turns: the loop over the keys letter by letter, its statements are parsed.
+_TAKE_TURNS = re.compile(
+    r"^SET NOCOUNT ON; DECLARE @last nvarchar\(200\) = \?, @left bigint = \?, @wanted bigint = \?, "
+    r"@limit bigint = \?, @low bigint = \?, @ranges varchar\(max\) = \?, "
+    r"@now datetime2\(6\) = SYSUTCDATETIME\(\), @key nvarchar\(200\), "
+    r"@first nvarchar\(200\), @looked int = 0, @used bigint = 0, @units bigint, @room bigint, @rounds bigint, "
+    r"@held_back bigint; "
+    r"DECLARE @keys TABLE \(\[n\] int IDENTITY PRIMARY KEY, \[key\] nvarchar\(200\), \[room\] bigint, "
+    r"\[units\] bigint\); "
+    r"(DECLARE @taken TABLE \(\[key\] nvarchar\(200\)\); )?"
+    r"WHILE @looked < \d+ AND @used < @wanted BEGIN "
+    r"IF @looked = 0 AND @left > 0 SELECT @key = @last, @units = @left; "
+    r"ELSE BEGIN SET @key = NULL; (?P<following>SELECT [^;]*); "
+    r"IF @key IS NULL (?P<first>SELECT [^;]*); SET @units = (?P<weight>[^;]*); END; "
+    r"IF @key IS NULL OR @key = @first BREAK; SET @first = COALESCE\(@first, @key\); (?P<room>SELECT @room = [^;]*); "
+    r"IF @room > 0 BEGIN IF @units > @room SET @units = @room; "
+    r"INSERT INTO @keys \(\[key\], \[room\], \[units\]\) VALUES \(@key, @room, @units\); "
+    r"SET @used = @used \+ @units; END; "
+    r"IF @looked = 0 AND @left > 0 AND @room = 0 SET @first = NULL; "
+    r"IF @room < 0 AND \(@held_back IS NULL OR @room > @held_back\) SET @held_back = @room; "
+    r"SET @last = @key; SET @looked = @looked \+ 1; END; "
+    r"SET @rounds = @limit / CASE WHEN @used = 0 THEN 1 ELSE @used END; IF @rounds = 0 SET @rounds = 1; "
+    r"(?P<update>UPDATE q SET [^;]*?)( OUTPUT inserted\.\[\w+\] INTO @taken \(\[key\]\))?(?P<output> OUTPUT [^;]*); "
+    r"(?P<spent>UPDATE r SET [^;]*; INSERT INTO [^;]*; )?SELECT @last, @used, @held_back$"
+)
+
 #: sqlglot has no ALTER INDEX either: letter by letter, too.
 _ALTER_INDEX = re.compile(
     r"^ALTER INDEX ALL ON (\[([^\]]|\]\])+\])(\.\[([^\]]|\]\])+\])? "
@@ -151,9 +178,16 @@ def parsed(sql: str) -> list[Any]:
         return parsed("SELECT ?")
     if locked := _INSERT_LOCKED.match(sql):
         return parsed(f"SELECT ?; {locked['insert']}")
+    if turns := _TAKE_TURNS.match(sql):
+        parts = {name: text or "" for name, text in turns.groupdict().items()}
+        return parsed(
+            "SELECT ?, ?, ?, ?, ?, ?; {following}; {first}; SELECT {weight}; {room}; {update}{output}; "
+            "{spent}SELECT 1".format(**parts)
+        )
     framed = _TRY.match(sql)
     if framed:
-        return parsed(framed["body"])
+        scope = "SELECT ?; " if "?" in (framed["first"] or "") else ""
+        return parsed(scope + framed["body"])
     found = sqlglot.parse(sql, dialect="tsql", error_level=ErrorLevel.RAISE)
     assert found, sql
     for item in found:

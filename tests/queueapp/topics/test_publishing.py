@@ -20,7 +20,7 @@ from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.models.delivery.topics import is_pattern
 from queueapp.sql.message_columns import Outgoing
-from queueapp.topics import publisher, routing
+from queueapp.topics import publisher
 from queueapp.topics.publisher import PublishOptions
 from tests.databases import statements_of
 from tests.in_process_worker import real_commits
@@ -73,9 +73,9 @@ def test_underlying_topic_is_the_name_and_the_name_the_class_where_nothing_else_
 def test_underlying_topic_is_sought_anywhere_in_the_name(delivery: Any) -> None:
     delivery(FlightAudit, underlying_topic="LIGHT.?$", default_publish_target="FLIGHT")
 
-    assert routing.route("x.FLIGHTS") == (FlightAudit,)
-    assert routing.route("FLIGHTS") == QUEUES
-    assert routing.route("FLIGHTS.x") == ()
+    assert publisher.route("x.FLIGHTS") == (FlightAudit,)
+    assert publisher.route("FLIGHTS") == QUEUES
+    assert publisher.route("FLIGHTS.x") == ()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from django.db import DatabaseError, transaction
 from queueapp import publish, publish_many, replay
 from queueapp.models import JournalEntry
 from queueapp.models.delivery import Delivery
-from queueapp.topics import routing
+from queueapp.topics import publisher
 from queueapp.topics.backfill import QueueFeeder
 from tests.crash.conftest import scene, server, two  # noqa: F401 (two databases, and a server of their own)
 from tests.crash.rig.two_databases import TwoDatabases
@@ -30,10 +30,10 @@ def collecting(two: TwoDatabases, settings: Any, monkeypatch: pytest.MonkeyPatch
     for queue in (Leased, Transactional):
         given = queue.delivery.given | {"underlying_topic": TOPIC}
         monkeypatch.setattr(queue, "delivery", Delivery(given, "a test's "))
-    routing.forget()
+    publisher.forget()
     yield
     monkeypatch.undo()
-    routing.forget()
+    publisher.forget()
 
 
 def stored() -> tuple[int, int, int, int]:

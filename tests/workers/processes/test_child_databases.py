@@ -12,7 +12,7 @@ from django.test import TestCase, TransactionTestCase
 
 from tests.testapp.messages import Ping
 from tests.testapp.models import Effect, Leased
-from workers.processes.child_databases import database_names, use_databases
+from workers.processes.child import database_names, use_databases
 
 
 @pytest.mark.django_db(transaction=True)

@@ -86,22 +86,6 @@ def test_sessions_that_are_killed_while_they_handle_keep_the_promise(start_tree:
     assert kept(queue, names)
 
 
-@pytest.mark.parametrize("queue", [Transactional, Leased], ids=lambda queue: queue.__name__)
-def test_a_message_that_kills_its_process_is_poison_and_its_neighbours_are_handled(
-    start_tree: Start, queue: Any
-) -> None:
-    queue.send(Ping("pill", die=True))
-    tree = start_tree(queue._meta.label)
-
-    poison = eventually(PoisonMessage.objects.first, LONG)
-    names = send(queue, 10, sleep_ms=0)
-    eventually(lambda: set(names) <= set(effects()), LONG)
-
-    assert tree.terminate() == 0
-    assert (poison.queue, bytes(poison.body).count(b'"pill"')) == (queue._meta.label, 1)
-    assert "pill" not in effects()
-
-
 def test_who_kills_a_transaction_of_several_is_counted_alone(start_tree: Start) -> None:
     innocent = [f"{n}" for n in range(30)]
     Together.send_many([*map(Ping, innocent[:15]), Ping("pill", die=True), *map(Ping, innocent[15:])])

@@ -1,11 +1,13 @@
-"""Limits and fairness among real worker processes."""
+"""Limits and fairness among real worker processes.
+
+``QUEUEAPP_CAPPED`` has the number of messages under ``max_backlog``: few in the suite, 30,000 for a minute of work; and
+``QUEUEAPP_CAPPED_PROCESSES`` how many processes handle them.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +21,12 @@ from queueapp.sql import queue_sql
 from tests.in_process_worker import eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import Capped, CappedOnce, Effect, InProportion, InTurns
-from tests.workers.trees import CHECKOUT, Tree
+from tests.workers.trees import Tree
 
-pytestmark = real_commits
+pytestmark = [real_commits, pytest.mark.timeout(900)]
+
+CAPPED = int(os.environ.get("QUEUEAPP_CAPPED", "300"))
+PROCESSES = int(os.environ.get("QUEUEAPP_CAPPED_PROCESSES", "4"))
 
 
 def label(queue: Any) -> str:
@@ -35,18 +40,18 @@ def by_process() -> list[int]:
 @pytest.mark.parametrize("queue", [Capped, CappedOnce])
 def test_max_backlog_is_never_exceeded_by_16_tasks_of_4_processes(start_tree: Callable[..., Tree], queue: Any) -> None:
     max_backlog = queue.delivery.max_backlog
-    queue.send_many(Ping(name=str(number), sleep_ms=5) for number in range(300))
-    tree = start_tree(label(queue), "--processes", "4", "--concurrency", "4")
-    tree.wait_for_workers(4)
+    queue.send_many(Ping(name=str(number), sleep_ms=5) for number in range(CAPPED))
+    tree = start_tree(label(queue), "--processes", str(PROCESSES), "--concurrency", "4")
+    tree.wait_for_workers(PROCESSES)
     seen = []
 
     def drained() -> bool:
         seen.append(sum(lease.messages for lease in queue_sql(queue, connection).limits.leases(connection)))
         return not queue.objects.exists()
 
-    eventually(drained, 120)
+    eventually(drained, max(120, CAPPED / 50))
     assert max(seen) <= max_backlog
-    assert Effect.objects.count() == 300
+    assert Effect.objects.count() == CAPPED
 
 
 def test_max_backlog_places_of_a_killed_process_are_free_again(start_tree: Callable[..., Tree]) -> None:
@@ -121,24 +126,3 @@ def test_fairness_model_proportional_among_processes(start_tree: Callable[..., T
     InProportion.send_many(Ping(name=str(number), sleep_ms=1500) for number in range(4))
     eventually(lambda: Effect.objects.count() == 4)
     assert by_process() == [1, 3]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--backlog", "x"], "it must be N or QUEUE=N"),
-        (["--backlog", "testapp.Nowhere=3"], "--backlog: "),
-        (["--backlog", "testapp.Leased=3"], "which is not received here"),
-        (["--filter", "testapp.Capped=/a ="], "Column "),
-        (["--filter", "nothing"], "it must be QUEUE=EXPRESSION"),
-        (["--filter", "testapp.Capped=/a = 1", "--until-empty"], "--until-empty cannot be combined"),
-    ],
-)
-def test_what_is_wrong_with_a_subscription_is_reported(
-    child_environment: dict[str, str], arguments: list[str], said: str
-) -> None:
-    command = [sys.executable, "manage.py", "runqueueworker", label(Capped), *arguments]
-    done = subprocess.run(command, cwd=CHECKOUT, env=child_environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from tests.workers.trees import Tree, children_of
 from workers.management.startup import bind
 from workers.processes.http import Endpoint, Reply, Request, parse_address
 from workers.processes.metrics import MetricsCollector
-from workers.processes.probes import CachedQuery
+from workers.processes.probes import CachedQuery, Probes
 from workers.processes.supervisor import Supervisor
 
 pytestmark = [real_commits]
@@ -175,6 +176,19 @@ def test_whether_it_lives_asks_no_database(django_assert_num_queries: Any) -> No
         assert (reply.status, json.loads(reply.body)["problems"]) == (503, ["the supervisor is silent for 60 s"])
     finally:
         supervisor.close()
+
+
+@pytest.mark.parametrize("kept_alive", [True, False])
+def test_a_silent_process_is_stuck_unless_its_supervisor_keeps_its_leases(kept_alive: bool) -> None:
+    """A handler in C code keeps the interpreter lock for a minute: a restart would run it again."""
+    child = SimpleNamespace(name="worker 1", process=SimpleNamespace(pid=7), alive=True, started_at=0.0)
+    tree: Any = SimpleNamespace(
+        children=[child], turned_at=time.monotonic(), silence_of=lambda _: 60.0, keeps_alive=lambda _: kept_alive
+    )
+
+    reply = Probes(tree, None).healthz(Request({}, {}))
+
+    assert reply.status == (200 if kept_alive else 503)
 
 
 @pytest.mark.parametrize("text", ["x", "70000", "-1", "a:b:1", "", "host:", "::1:80"])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from queueapp.conf.options import GROUPS
 from workers.processes.shared_memory import InFlightSlots
 
 
@@ -67,14 +68,27 @@ def test_headers_of_a_message_that_is_nowhere_else_are_kept_as_far_as_they_fit(
     assert len(in_flight.text.encode()) <= 4200
 
 
+def test_every_message_of_the_largest_batch_that_the_settings_allow_is_seen_as_leased(slots: InFlightSlots) -> None:
+    """The supervisor renews these leases while the process stands still."""
+    (largest,) = {option.high for options in GROUPS.values() for option in options if option.name == "MAX_BATCH"}
+    seqs = range(1, largest + 1)
+
+    slots.slot(1).lease(uuid.uuid4(), seqs, 5000)
+
+    (leased,) = slots.leased()
+    assert leased.seqs == tuple(seqs)
+
+
 def test_clearing_forgets_everything(slots: InFlightSlots) -> None:
     slot = slots.slot(0)
     slot.describe(0, uuid.uuid4())
+    slot.lease(uuid.uuid4(), [1, 2], 5000)
     slot.begin(1)
 
     slots.clear()
 
     assert list(slots.in_flight()) == []
+    assert list(slots.leased()) == []
     assert slots.subscribers() == []
 
 

@@ -20,7 +20,7 @@ from queueapp.services.listener import Listener
 from queueapp.services.maintenance import AlertEvaluator, Maintenance
 from queueapp.services.subscriber_rows import ServiceHeartbeat
 from tests.databases import known_as
-from tests.testapp.models import Deep, ForeignPostgres, Leased, Transactional
+from tests.testapp.models import Deep, ForeignPostgres, Leased, Short, Transactional
 from workers.processes.child import ChildOptions, ShutdownStages, run_dispatcher
 from workers.processes.supervisor import Supervisor
 from workers.processes.until_empty import NOTHING, DrainCheck, is_empty, remaining
@@ -156,6 +156,16 @@ def test_until_empty_does_not_wait_for_expired_messages(maintenance: bool) -> No
     assert [check.is_done(lambda: False) for _ in range(2)] == [False, True]
     assert check.remaining is NOTHING
     assert remaining([Leased], runs_maintenance=maintenance) is NOTHING
+
+
+@pytest.mark.django_db
+def test_until_empty_does_not_wait_for_messages_that_expire_by_their_age() -> None:
+    Short.send({})
+    Short.objects.update(enqueued_at=Now() - timedelta(hours=1))
+    assert is_empty([Short])
+
+    Short.objects.update(lease_token=uuid.uuid4(), lease_expires=Now() + timedelta(hours=1))
+    assert not is_empty([Short])
 
 
 @pytest.mark.django_db

@@ -13,6 +13,7 @@ from queueapp.operations import control
 from tests.in_process_worker import DEADLINE, eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional
+from tests.workers.processes.test_http import reported
 from tests.workers.processes.test_supervisor import set_up
 from tests.workers.trees import Tree
 
@@ -37,10 +38,11 @@ def test_a_handler_that_keeps_the_interpreter_lock_beyond_its_lease_runs_once(
     set_up(child_environment, tmp_path, "stalled", SETTINGS)
     if queue is Leased:
         control.set_option(Leased, "lease_period", timedelta(seconds=2))
-    tree = start_tree(queue._meta.label, "--processes", "2")  # type: ignore[attr-defined]
+    tree = start_tree(queue._meta.label, "--processes", "2", "--http", "0")  # type: ignore[attr-defined]
     tree.wait_for_workers(2)
     queue.send(Ping("locked", tell=True, keep_lock_ms=8000))  # type: ignore[attr-defined]
 
+    eventually(lambda: any(process["kept_alive"] for process in reported(tree, "/healthz")[1]["processes"]))
     eventually(lambda: "locked" in names(), 2 * DEADLINE)
     eventually(lambda: not queue.objects.exists())  # type: ignore[attr-defined]
 

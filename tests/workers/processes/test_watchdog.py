@@ -63,6 +63,31 @@ def test_a_handler_that_ignores_its_time_limit_costs_the_process(
     assert "stubborn ignores its time limit" in critical[0]
 
 
+def test_a_handler_is_interrupted_before_it_counts_as_stuck(start_worker: Start, release: threading.Event) -> None:
+    """The process stood still beyond the limit, and for as long again: nothing could have ended it before."""
+    interrupted: list[bool] = []
+
+    def act(message: Nop) -> None:
+        try:
+            while not release.is_set():
+                pass
+        except TimeLimitExceeded:
+            interrupted.append(True)
+            raise
+
+    consumer(Leased, timeout=0.05, attempts=1)(act)
+    Leased.send(Nop(1, ""))
+    worker = start_worker(Leased, watchdog=False)
+    handlers = lambda: [receiver.active_handler for receiver in worker.pump.receivers]  # noqa: E731
+    eventually(lambda: any(handler is not None and watchdog.is_stuck(handler) for handler in handlers()))
+    stuck: list[bool] = []
+
+    Watchdog([worker.pump], lambda: stuck.append(True)).check()
+
+    eventually(lambda: interrupted)
+    assert stuck == []
+
+
 def test_a_handler_is_interrupted_once(
     start_worker: Start, release: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ from queueapp.conf import settings as queueapp_settings
 from queueapp.sql.claims import BODY, Claimed
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.models import AtMostOnce, Leased
-from workers.receiving.batch_sizer import BatchSizer
+from workers.receiving.limits import BatchSizer
 from workers.receiving.queue_state import QueueState
 
 TARGET = 0.08

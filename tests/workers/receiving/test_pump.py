@@ -17,6 +17,7 @@ from django.db import OperationalError, connections, transaction
 
 from queueapp import Context, InvalidOption, RetryNow, consumer
 from queueapp.circuit_breaker import CircuitBreaker, State
+from queueapp.flow.rate_limit import RateLimit
 from queueapp.models import Now
 from queueapp.receiving.low_water_marks import WINDOWS_PER_CYCLE
 from queueapp.sql.claims import MAX_SEQ, PeekResult, SeqRange
@@ -26,7 +27,7 @@ from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.late_commits import committed_late, jump
 from tests.queueapp.services.subscribers import subscriber
 from tests.testapp.messages import Nop
-from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Transactional
+from tests.testapp.models import Addressed, AtMostOnce, Capped, Leased, Rated, Transactional
 from tests.testapp.ordering import Ranked
 from workers.receiving import claim_tracker, pump, queue_state, receiver_pool
 from workers.receiving.pump import COVERING, EMPTY_WAIT, PeekSchedule, QueuePump, queue_position, share_of_backlog
@@ -110,6 +111,31 @@ def test_after_a_task_has_ended_it_looks_once_more_soon(start_worker: Start, set
     send(Leased, 1)  # without a notification, as if it had been throttled
 
     eventually(lambda: worker.pump.stats.handled == 2)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_pump_without_a_token_waits_for_the_next_one(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.QUEUEAPP = {"PEEK_DELAY": 7}
+    item = idle_pump(Rated)
+    assert item.state.rate is not None
+    monkeypatch.setattr(RateLimit, "wait", 3.0)
+    item.schedule.covered_at = monotonic()  # a receiver was done, and has found that there is no token
+
+    assert waits_of(item, monkeypatch, 3) == pytest.approx([3.0, 3.0, 3.0], abs=0.5)
+    assert item.stats.peeks == 0
+
+
+def test_a_pump_peeks_when_a_key_may_be_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = a_clock(monkeypatch)()
+    schedule = PeekSchedule()
+    schedule.peeked_at = now
+    schedule.held_back_until = now + 2
+    assert schedule.covering(now + 9) == now + 2
+    assert schedule.covering(now + 1) == now + 1
+    schedule.empty_claims = COVERING + 1
+    assert schedule.covering(now + 9) == now + 2
+    schedule.peeked_at = now + 3
+    assert schedule.covering(now + 9) == now + 9
 
 
 @pytest.mark.usefixtures("fast")

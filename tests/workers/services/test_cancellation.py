@@ -33,9 +33,9 @@ from queueapp.models import Now, PoisonMessage, QueueControl, Subscriber
 from queueapp.operations import control, running_handlers
 from queueapp.sending.isolation import outside_transaction
 from queueapp.testing import Kit
-from tests.databases import DATABASES, marks_of
+from tests.databases import DATABASES, known_as, marks_of
 from tests.in_process_worker import Worker, eventually, real_commits
-from tests.testapp.models import AtMostOnce, Effect, Leased, Transactional, Urgent
+from tests.testapp.models import AtMostOnce, Effect, ForeignPostgres, Leased, Transactional, Urgent
 
 SEMANTICS = (Leased, Transactional, AtMostOnce)
 
@@ -451,3 +451,24 @@ def test_rows_of_another_version_are_read_tolerantly(written: str) -> None:
         progress=written.replace("x", str(identity)),
     )  # fmt: skip
     assert progress_of(identity) is None
+
+
+def test_progress_is_looked_for_where_only_foreign_queues_lie(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, no_consumers: None
+) -> None:
+    class Routes:
+        def db_for_write(self, model: Any, **hints: Any) -> str | None:
+            return "warehouse" if model is ForeignPostgres else None
+
+    settings.DATABASE_ROUTERS = [Routes()]
+    consumer(ForeignPostgres, name="tests")(lambda message: None)
+    asked: list[str] = []
+
+    def look(alias: str, read: Any) -> list[Any]:
+        asked.append(alias)
+        return []
+
+    monkeypatch.setattr(running_handlers, "as_of_now", look)
+    with known_as("warehouse"):
+        assert progress_of(uuid.uuid4()) is None
+    assert asked == ["default", "warehouse"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from queueapp.circuit_breaker import CircuitBreaker
 from queueapp.models import Now, QueueControl, Subscriber
 from queueapp.operations import control
 from queueapp.operations.live_workers import running_of
-from queueapp.services.unclean_shutdowns import host_name, process_start_id
+from queueapp.services.subscriber_rows import host_name, is_running, process_start_id
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits
 from tests.testapp.messages import Nop
 from tests.testapp.models import Leased, Transactional
@@ -195,6 +196,9 @@ def test_a_process_has_one_life() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert process_start_id(child.pid) not in (None, first)
+        assert is_running(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        eventually(lambda: not is_running(child.pid))
         child.kill()
         # Dead and not waited for is dead: its row must not count as that of a living worker.
         eventually(lambda: process_start_id(child.pid) is None)

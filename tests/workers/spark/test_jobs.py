@@ -109,3 +109,15 @@ def test_poison_is_analysed_and_requeued_by_a_condition(spark: SparkSession) -> 
     ]
     assert run("requeue", "testapp.Leased", "--where", "exception_type = 'ConnectionError'") == {"requeued": 2}
     assert (Leased.objects.count(), PoisonMessage.objects.count()) == (2, 1)
+
+
+def test_python_workers_import_the_installed_packages(spark: SparkSession) -> None:
+    """Not those of Spark's zips, which each process would compile anew."""
+
+    def files(number: int) -> list[str]:
+        import py4j
+        import pyspark
+
+        return [str(package.__file__) for package in (py4j, pyspark)]
+
+    assert spark.sparkContext.range(1).map(files).collect() == [files(0)]

@@ -13,7 +13,7 @@ from queueapp.models import DelayedMessage
 from queueapp.operations import schema_check
 from queueapp.sql import backend_of
 
-from ...processes.child_databases import require_shareable_databases
+from ...processes.child import require_shareable_databases
 from ...processes.supervisor import Supervisor
 from ..startup import bind, check_services_pool, report_database
 

@@ -21,7 +21,7 @@ from queueapp.models.delivery.options import MOST_OUTSTANDING
 from queueapp.operations import connection_limits, privileges, schema_check
 from queueapp.sql import ErrorKind, backend_of
 
-from ...processes.child_databases import require_shareable_databases
+from ...processes.child import require_shareable_databases
 from ...processes.http import Endpoint
 from ...processes.supervisor import REFUSED, UNROUTABLE, Supervisor
 from ..startup import bind, check_connections, report_database

@@ -4,7 +4,8 @@
                                           --slow--> ack what is done, keep what fits, release the rest --> handlers
                                           --a message failed--> recoverability, after the ack of the others
 
-Claim and ack are never in one transaction: that deadlocks. ``services.lease_renewer`` renews the leases meanwhile.
+Claim and ack are never in one transaction: that deadlocks. ``services.lease_renewer`` renews the leases
+meanwhile.
 
 ``BatchLeaser`` is the part that leases: AT_LEAST_ONCE has one, and TRANSACTIONAL has one while it tracks crashes.
 """
@@ -34,10 +35,10 @@ from queueapp.sql import backend_of
 from queueapp.sql.acks import LeaseHolder
 from queueapp.sql.claims import FOREVER_MS, HEADERS, SEQ, Claimed
 
-from ..batch_sizer import BatchSizer, Multiples
 from ..claim_tracker import ActiveClaim
 from ..events import InFlightSlot
 from ..handlers import WorkerStopped
+from ..limits import BatchSizer, Multiples
 from ..quarantine import SMALL_BATCH, LeaseLock
 from ..queue_state import QueueState
 from . import outcomes
@@ -169,8 +170,8 @@ class BatchLeaser:
                         connection, claim.ranges, limit, token, state.subscriber, lease_ms
                     )
                     receiver.full = len(rows) == limit
-                    if state.sql.table.is_ordered:
-                        # What stays behind a message of its key must not be passed by a mark. Those behind the ones
+                    if state.sql.table.claims_by_key:
+                        # What stays behind, because of its key, must not be passed by a mark. Those behind the ones
                         # claimed now can be claimed next.
                         claim.rows, receiver.full = None, bool(rows)
                 else:
@@ -192,6 +193,12 @@ class BatchLeaser:
         if receiver.slot is not None:
             receiver.slot.lease(token, [row[SEQ] for row in rows], 0 if lease_ms == FOREVER_MS else lease_ms)
         try:
+            if monotonic() > batch.expires:
+                # The process stood still until it read the answer (another handler kept the interpreter lock), and no
+                # slot named these messages: others may have them by now.
+                self.release(batch, 0)
+                receiver.full = True
+                return count
             needed = state.batch_limit.needed(rows)
             if lock is not None and state.batch_limit.level < 2:
                 lock.release()  # it is not suspected, nor was one before it; its handler may take long
@@ -318,8 +325,8 @@ class AtLeastOnceReceiver(Receiver):
                 flush_at = self.flush_at(batch, started)
         handled += len(in_flight)
         if handled:
-            # A claim in order names no rows to the marks.
-            full = self.full if held is not None else len(claim.rows or ()) >= claim.limit
+            # A claim by key names no rows to the marks.
+            full = self.full if self.sql.table.claims_by_key else len(claim.rows or ()) >= claim.limit
             self.size.observe(handled, spent + monotonic() - started, full=full)
         self._end(batch, failures, skipped, claim)
         if held is not None:

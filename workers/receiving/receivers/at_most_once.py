@@ -34,9 +34,9 @@ from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claims import FOREVER_MS, HEADERS, ID, SEQ, Claimed
 from queueapp.sql.message_columns import Row
 
-from ..batch_sizer import BatchSizer, WholeBatches
 from ..events import InFlightSlot
 from ..handlers import WorkerStopped
+from ..limits import BatchSizer, WholeBatches
 from ..queue_state import QueueState, is_error_of
 from . import outcomes
 from .base import Receiver, Rollback

@@ -1,4 +1,5 @@
-"""What the receivers of all semantics share: calling a handler under the guards, and what happens when it fails.
+"""What the receivers of all semantics share: calling a handler under the guards, what happens when it fails, and
+interrupting it from outside.
 
 A receiver is one thread with one connection. There is no lock, timer or log line per message: a receiver writes two
 attributes, and the watchdog reads ``Receiver.active_handler``. While a callback of the user runs (an on_commit hook, a
@@ -14,6 +15,7 @@ handler may.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -36,15 +38,16 @@ from queueapp.conf import settings
 from queueapp.consuming.context import BatchContext, Context, Receiving, handling
 from queueapp.errors import MessageCancelled, NoCheckpoint, UndecodableMessage
 from queueapp.failures import limits
+from queueapp.flow import workflow
 from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import pause_deadline, resume_deadline
 from queueapp.sql import QueueSql
 from queueapp.sql.claims import BODY, DELIVERIES, HEADERS, ID, SEQ, Claimed
 
 from ...connections.connection_guard import ConnectionGuard
-from ..batch_sizer import BatchSizer
 from ..events import InFlightSlot
-from ..handlers import BoundConsumer, HandlerTable, Interrupted, TimeLimitExceeded, WorkerStopped
+from ..handlers import BoundConsumer, Cancelled, HandlerTable, Interrupted, TimeLimitExceeded, WorkerStopped
+from ..limits import BatchSizer
 from ..queue_state import QueueState
 
 log = logging.getLogger("queueapp.workers")
@@ -313,6 +316,8 @@ class Receiver:
         consumer, kind = self.handlers.find(claimed)
         if consumer is None:
             return None
+        if self.sql.table.has_workflow and workflow.has_workflow(claimed[HEADERS]):
+            consumer = self._for_workflow(consumer, claimed)
         receiving = Receiving(self.queue, self.alias, consumer.registration, self.extend, self.write_headers)
         decode, read = consumer.reader(kind)
         route = HandlerRoute(claimed[HEADERS], consumer, decode, read, receiving)
@@ -321,6 +326,13 @@ class Receiver:
             if not consumer.batch:
                 self._route = route
         return route
+
+    @staticmethod
+    def _for_workflow(consumer: BoundConsumer, claimed: Claimed) -> BoundConsumer:
+        """The consumer of a message whose ack brings about more. Raises UndecodableMessage before the handler is
+        called, so that what cannot be done makes the message poison."""
+        keeps = workflow.read(claimed[HEADERS]).keep_result is not None
+        return consumer.keeping_result() if keeps and not consumer.batch else consumer
 
     def _absorb(self, active: ActiveHandler | ActiveCallback) -> None:
         """If the watchdog has sent an exception, it is raised in here or was raised before, and nowhere else."""
@@ -490,3 +502,34 @@ def end_child(failed: BaseException | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code & 0xFF if isinstance(code, int) else 1)
+
+
+def cancel(receiver: Receiver, active: ActiveHandler) -> bool:
+    """Stop a handler that an operator cancelled: what is awaited is cancelled, another handler gets ``Cancelled`` in
+    its thread. False: not possible yet, because what is to be awaited has not begun."""
+    with receiver.interrupt_lock:
+        if (
+            receiver.active_handler is not active
+            or receiver.interrupted_for_timeout is active
+            or receiver.interrupted_for_shutdown is active
+        ):
+            return True
+        if (stop := active.context._cancel) is not None:
+            cancel_awaited(stop)
+        elif active.consumer.registration.is_async:
+            return False
+        else:
+            receiver.interrupted_for_timeout = active
+            raise_in_thread(receiver, Cancelled)
+        return True
+
+
+def cancel_awaited(cancel: Callable[..., object], **options: Any) -> None:
+    """Cancel what a handler awaits."""
+    with contextlib.suppress(RuntimeError):  # its event loop is closed: the handler has just ended
+        cancel(**options)
+
+
+def raise_in_thread(receiver: Receiver, exception: type[Interrupted]) -> None:
+    """Raise in the receiver's thread, between two bytecodes."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(receiver.thread_id), ctypes.py_object(exception))

@@ -20,9 +20,10 @@ from django.db import connections
 from queueapp.consuming.context import BatchContext
 from queueapp.errors import UndecodableMessage
 from queueapp.failures import limits
+from queueapp.failures.history import is_moved_back
 from queueapp.messages.ids import as_uuid
 from queueapp.sql import backend_of
-from queueapp.sql.claims import BODY, CANCELS, DELIVERIES, HEADERS, ID, RECIPIENT, SEQ, Claimed
+from queueapp.sql.claims import BODY, CANCELS, DELIVERIES, FAILURES, HEADERS, ID, RECIPIENT, SEQ, Claimed
 
 from .base import HandlerRoute, Receiver
 
@@ -81,9 +82,11 @@ class BatchCaller:
 
     def is_quarantined(self, row: Claimed, *, leased: bool) -> bool:
         """Whether it was lost with a process: then it is handled by itself, so that a further death is counted against
-        the message that causes it."""
+        the message that causes it. Or it is poison that was moved back: it has one run, which has to be judged."""
         if row[DELIVERIES] - leased <= 0:
             return False
+        if is_moved_back(row[FAILURES], row[DELIVERIES] - leased):
+            return True
         keeps_counts = self._receiver.keeps_counts
         attempt = limits.attempt_of(row, keeps_counts=keeps_counts)
         return limits.suspicion_level(row, attempt, leased=leased, keeps_counts=keeps_counts) > 0

@@ -11,17 +11,18 @@ import logging
 
 from django.db import connections, transaction
 
+from queueapp.consuming.consumers import MessageSet
 from queueapp.consuming.context import BatchContext, Receiving
-from queueapp.consuming.registration import MOST_IN_A_BATCH
-from queueapp.consuming.set_consumers import MessageSet
+from queueapp.consuming.registry import MOST_IN_A_BATCH
 from queueapp.failures.history import one_line
+from queueapp.flow import ledger
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claims import DELIVERIES, SEQ, Claimed
 
-from ..batch_sizer import BatchSizer
 from ..events import InFlightSlot
 from ..handlers import BoundConsumer, Interrupted, WorkerStopped
+from ..limits import BatchSizer
 from ..queue_state import QueueState, is_error_of
 from .base import Rollback
 from .transactional import TransactionalReceiver
@@ -86,6 +87,7 @@ class SetReceiver(TransactionalReceiver):
                         f"The handler has deleted {gone} messages of its set: leave that to the worker."
                     )
                     raise Rollback
+                ledger.reclassify(self.queue, connection, len(seqs), ledger.MOVED, ledger.ACKED)
                 has_hooks = self._run_every_hook(connection, rows[0], deadline)
         except Rollback:
             has_hooks = False

@@ -25,16 +25,17 @@ from queueapp.conf import settings
 from queueapp.errors import LeaseLost, MessageCancelled
 from queueapp.failures import apply_verdict, recoverability
 from queueapp.failures.apply_verdict import AppliedVerdict
-from queueapp.flow import group_members
+from queueapp.flow import ack_effects
 from queueapp.messages.ids import as_uuid
 from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind
+from queueapp.sql.acks import Acked
 from queueapp.sql.claims import HEADERS, ID, SEQ, Claimed
 
-from ..batch_sizer import BatchSizer
 from ..claim_tracker import ActiveClaim
 from ..events import InFlightSlot
 from ..handlers import GatedHandler, WorkerStopped
+from ..limits import BatchSizer
 from ..quarantine import SMALL_BATCH
 from ..queue_state import QueueState, is_error_of
 from . import outcomes
@@ -129,15 +130,16 @@ class TransactionalReceiver(Receiver):
         self._deadlocks: dict[int, int] = {}
         self.gated = GatedHandler(next(state.handler_gates))
         self._needs_permits = state.needs_permits
-        #: Those of a handler's transaction end no member before its handler has run.
-        self._acks = getattr(self.sql.acks, "plain", self.sql.acks)
+        #: Those of a handler's transaction have no effects before its handler has run.
+        self._acks = self.sql.acks.plain
+        self._has_effects = ack_effects.has_effects(self.queue)
         self._can_lease = self.sql.table.has("lease_token", "lease_owner", "lease_expires", "deliveries")
 
     @property
     def _leases_first(self) -> bool:
         """Whether deliveries are committed before their handlers run: while crashes are tracked, and always on a queue
-        with ordering keys, whose claims lease."""
-        return self._can_lease and (self.state.crash_tracking or self.sql.table.is_ordered)
+        with keys, whose claims lease."""
+        return self._can_lease and (self.state.crash_tracking or self.sql.table.claims_by_key)
 
     @property
     def max_batch(self) -> int:
@@ -204,7 +206,7 @@ class TransactionalReceiver(Receiver):
         deadline.restart()
         if outcome is None:
             streak.step = Step.COMMITTING
-            self._end_members(connection, rows)
+            self._apply_effects(connection, rows)
             streak.has_hooks = self._run_every_hook(connection, message, deadline)
             if streak.count < streak.limit and self._may_follow(connection, streak.until):
                 following = self._commit_and_claim(connection)
@@ -271,11 +273,11 @@ class TransactionalReceiver(Receiver):
         self._done()
         return claim
 
-    def _end_members(self, connection: Any, rows: Sequence[Claimed]) -> None:
-        """End what was handled as members of groups, as the last statements of the transaction."""
-        if self.queue.delivery.groups:
-            ids = [as_uuid(row[ID]) for row in rows if group_members.is_member(row[HEADERS])]
-            group_members.end(connection, ids)
+    def _apply_effects(self, connection: Any, rows: Sequence[Claimed]) -> None:
+        """What the acks of handled messages bring about, as the last statements of the transaction."""
+        if self._has_effects:
+            acked = [Acked(row[SEQ], as_uuid(row[ID]), row[HEADERS]) for row in rows]
+            ack_effects.apply_effects(self.queue, connection, acked)
 
     def _may_follow(self, connection: Any, until: float) -> bool:
         """Whether the next message may be claimed with the commit of this one: Django has nothing to do in between, and
@@ -387,7 +389,7 @@ class TransactionalReceiver(Receiver):
                 self._leaser.release(batch, keep)
                 flush_at = min(monotonic() + 2 * self.target, batch.expires)
         if handled:
-            full = self.full if held is not None else len(claim.rows or ()) >= claim.limit
+            full = self.full if self.sql.table.claims_by_key else len(claim.rows or ()) >= claim.limit
             self.size.observe(handled, monotonic() - started, full=full)
         if held is not None:
             held.release(batch)
@@ -415,7 +417,7 @@ class TransactionalReceiver(Receiver):
                 deadline.restart()
                 if outcome is not None:
                     raise Rollback
-                self._end_members(connection, [claimed])
+                self._apply_effects(connection, [claimed])
                 has_hooks = self._run_every_hook(connection, claimed, deadline)
         except Rollback:
             pass

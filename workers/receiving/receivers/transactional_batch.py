@@ -39,10 +39,10 @@ from queueapp.services.connection_timeouts import ResponseDeadline
 from queueapp.sql import ErrorKind, backend_of
 from queueapp.sql.claims import DELIVERIES, HEADERS, SEQ, Claimed
 
-from ..batch_sizer import BatchSizer, WholeBatches
 from ..claim_tracker import ActiveClaim
 from ..events import InFlightSlot
 from ..handlers import Interrupted, WorkerStopped
+from ..limits import BatchSizer, WholeBatches
 from ..queue_state import QueueState, is_error_of
 from . import outcomes
 from .base import HandlerRoute, Rollback
@@ -159,7 +159,7 @@ class TransactionBatchReceiver(TransactionalReceiver):
                     self._handle_stage(shared, connection, deadline)
                     if not self.full or not self._may_continue(shared, limit, began):
                         break
-                self._end_members(connection, [row for row in shared.rows if row[SEQ] not in shared.decided])
+                self._apply_effects(connection, [row for row in shared.rows if row[SEQ] not in shared.decided])
                 has_hooks = self._schedule_hooks(shared, connection, deadline)
                 committing = True
         except Rollback:

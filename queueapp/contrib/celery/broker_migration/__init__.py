@@ -6,7 +6,7 @@ there: messages that were taken out are put again, and a target that has a recor
 writes this record in the transaction (MULTI) that puts the message, this database in its own. In another broker the
 last few messages before a kill may be duplicated.
 
-``migrator`` is the loop; ``queueapp_endpoint``, ``redis_endpoint`` and ``kombu_endpoint`` are the brokers.
+``migrator`` is the loop; ``endpoints`` has the brokers.
 """
 
 from __future__ import annotations

@@ -86,14 +86,14 @@ def broker_at(url: str, **options: Any) -> Broker:
     connection.ensure_connection(max_retries=1, timeout=10)
     driver = connection.transport.driver_type
     if driver == "queueapp":
-        from .queueapp_endpoint import QueueappEndpoint
+        from .endpoints import QueueappEndpoint
 
         return QueueappEndpoint(connection)
     if driver == "redis":
-        from .redis_endpoint import RedisEndpoint
+        from .endpoints import RedisEndpoint
 
         return RedisEndpoint(connection)
-    from .kombu_endpoint import KombuEndpoint
+    from .endpoints import KombuEndpoint
 
     return KombuEndpoint(connection)
 
@@ -105,7 +105,7 @@ class Migrator:
     def __init__(
         self, source: Broker, target: Broker, *, keep_priorities: bool = False, term: timedelta = TERM
     ) -> None:
-        from .queueapp_endpoint import QueueappEndpoint
+        from .endpoints import QueueappEndpoint
 
         if not isinstance(source, QueueappEndpoint) and not isinstance(target, QueueappEndpoint):
             raise MoveRefused("One of the two brokers must be queueapp://: it records the messages that have arrived.")

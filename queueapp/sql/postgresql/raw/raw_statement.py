@@ -73,9 +73,10 @@ def _text_array(values: Sequence[Any]) -> bytes:
 
 
 def pack_params(params: Sequence[Any]) -> list[bytes]:
-    """Pack the parameters of a claim: UUIDs, integers, and lists as text arrays."""
+    """Pack the parameters of a claim: UUIDs, integers, texts, and lists as text arrays."""
     return [
         value.bytes if isinstance(value, uuid.UUID)
+        else value.encode() if isinstance(value, str)
         else _text_array(value) if isinstance(value, list)
         else int(value).to_bytes(8, "big", signed=True)
         for value in params

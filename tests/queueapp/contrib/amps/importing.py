@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from queueapp.contrib.amps.codegen import IMPORTED
-from queueapp.contrib.amps.convert import Imported, import_configuration
+from queueapp.contrib.amps.convert import IMPORTED, Imported, import_configuration
 
 _numbers = itertools.count()
 

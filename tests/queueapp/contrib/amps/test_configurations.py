@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from queueapp.contrib.amps.codegen import as_python
+from queueapp.contrib.amps.convert import as_python
 
 from .importing import configuration, import_text, options, queue, said
 

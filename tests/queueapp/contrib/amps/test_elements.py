@@ -336,3 +336,21 @@ def test_initial_owner_is_required_of_a_group_local_queue(tmp_path: Path) -> Non
 def test_what_goes_with_group_local_queues_alone(element: str, tmp_path: Path) -> None:
     imported = import_text(queue(f"<{element}>one</{element}>"), tmp_path)
     assert said(imported) == [(4, element, "goes with a GroupLocalQueue alone, and this is a LocalQueue")]
+
+
+def test_an_attribute_of_an_option_is_unknown(tmp_path: Path) -> None:
+    imported = import_text(queue('<LeasePeriod unit="minutes">5s</LeasePeriod>'), tmp_path)
+    assert said(imported) == [(4, "LeasePeriod", "its attribute 'unit' is unknown")]
+
+
+def test_queues_of_an_unknown_section_are_reported(tmp_path: Path) -> None:
+    imported = import_text(configuration(more=f"<Sow>{queue()}</Sow>"), tmp_path)
+    assert imported.queues == []
+    assert said(imported) == [(6, "Sow", "it is unknown, and its queues are left out: AMPS reads those in <SOW>")]
+
+
+def test_a_backlog_of_a_subscription_above_that_of_the_queue_is_lowered_and_said(tmp_path: Path) -> None:
+    both = "<MaxBacklog>10</MaxBacklog><MaxPerSubscriptionBacklog>20</MaxPerSubscriptionBacklog>"
+    imported = import_text(queue(both), tmp_path)
+    assert options(imported)["max_per_subscription_backlog"] == "10"
+    assert [note.reason for note in imported.notes] == ["is more than MaxBacklog, which it never exceeds: 10"]

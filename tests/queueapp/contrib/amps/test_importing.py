@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.core.checks import run_checks
 
-from queueapp.contrib.amps.codegen import as_python
+from queueapp.contrib.amps.convert import as_python
 from queueapp.registry import queues
 from tests.docs.running import run_blocks
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from queueapp.contrib.amps.diagnostics import UnreadableConfiguration
-from queueapp.contrib.amps.xml_reader import MOST_BYTES, Element, read
+from queueapp.contrib.amps.xml_reader import MOST_BYTES, Element, UnreadableConfiguration, read
 
 from .importing import configuration, import_text, options, queue, said
 

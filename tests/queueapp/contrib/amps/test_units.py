@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from queueapp.contrib.amps.diagnostics import NotMapped
 from queueapp.contrib.amps.elements import count, interval, text_literal, time_literal
+from queueapp.contrib.amps.xml_reader import NotMapped
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queueapp.contrib.amps.codegen import IMPORTED, as_python
-from queueapp.contrib.amps.convert import Imported
+from queueapp.contrib.amps.convert import IMPORTED, Imported, as_python
 
 from .importing import configuration, import_text, queue
 

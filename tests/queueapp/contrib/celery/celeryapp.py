@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -61,6 +62,14 @@ def wait_for(path: str, name: str) -> None:
     Path(f"{path}.begun.{os.getpid()}").touch()
     _effect(f"{name} begun")
     eventually(Path(path).exists, 120)
+    _effect(f"{name} done")
+
+
+@app.task(acks_late=True)
+def keep_lock(name: str, seconds: int) -> None:
+    """Keep the interpreter lock, in C code: no thread of the process runs meanwhile."""
+    _effect(f"{name} begun")
+    ctypes.PyDLL(None).sleep(seconds)
     _effect(f"{name} done")
 
 

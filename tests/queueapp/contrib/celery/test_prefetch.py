@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from queueapp.contrib.celery import prefetch as module
+from queueapp.contrib.celery import polling as module
 from queueapp.contrib.celery.options import TransportOptions
-from queueapp.contrib.celery.prefetch import Poller
+from queueapp.contrib.celery.polling import Poller
 from tests.clock import Clock
 
 QUEUES = ("q",)

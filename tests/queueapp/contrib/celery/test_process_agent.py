@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import kombu
@@ -12,12 +13,16 @@ import pytest
 from django.db import DatabaseError
 
 import queueapp.contrib.celery  # noqa: F401 - makes the URL known
+from queueapp import consumer
 from queueapp.contrib.celery import process_agent as agent_module
 from queueapp.contrib.celery import topology
 from queueapp.contrib.celery.models import BrokerQueue, DeclaredQueue
 from queueapp.contrib.celery.process_agent import agent_of, stop_agents
 from queueapp.models import QueueControl, Subscriber
+from queueapp.services.maintenance import AlertEvaluator, Maintenance
+from queueapp.services.subscriber_rows import ServiceHeartbeat
 from tests.in_process_worker import DEADLINE, eventually
+from tests.testapp.models import ForeignPostgres
 
 from .consuming import Consume, drained, publish, rows
 
@@ -249,3 +254,30 @@ def test_a_connection_outlives_its_agent(conn: Any, alias: str, consume: Consume
     eventually(lambda: drained(conn) or found)
     found[0].ack()
     eventually(lambda: not rows(alias).exists())
+
+
+def test_its_maintenance_has_foreign_queues_with_consumers(
+    conn: Any, alias: str, consume: Consume, no_consumers: None
+) -> None:
+    """It is elected in place of a worker's, which has them."""
+    consumer(ForeignPostgres, name="tests")(lambda message: None)
+    consume("q")
+    agent = agent_of(alias)
+    for later in (0, 5):
+        agent.run_services(time.monotonic() + later)
+
+    (found,) = [service for service in agent.services if isinstance(service, Maintenance)]
+    assert (ForeignPostgres in found.queues) == (alias == "default")
+
+
+def test_its_maintenance_evaluates_alerts(conn: Any, alias: str, consume: Consume, settings: Any) -> None:
+    """Those of a worker are silent while another process leads."""
+    settings.QUEUEAPP = {"ALERTS": {"every": timedelta(seconds=30)}}
+    consume("q")
+    agent = agent_of(alias)
+    for later in (0, 5):
+        agent.run_services(time.monotonic() + later)
+
+    (found,) = [service for service in agent.services if isinstance(service, AlertEvaluator)]
+    assert found.breaker in [breaker for service in agent.services if isinstance(service, ServiceHeartbeat)
+                             for _, breakers in service.breakers.values() for breaker in breakers]  # fmt: skip

@@ -21,6 +21,7 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import DjangoDbBlocker
 
+import queueapp.contrib.celery.transport  # noqa: F401 - not later: it needs its app, which `available_apps` leaves out
 from queueapp.contrib.celery.models import Binding, BrokerQueue, CeleryResult, DeclaredQueue, Exchange
 from queueapp.contrib.celery.process_agent import stop_agents
 from queueapp.failures import poison_operations

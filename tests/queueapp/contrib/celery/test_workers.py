@@ -10,13 +10,16 @@ from typing import Any
 
 import kombu
 import kombu.pools
+import psutil
 import pytest
+from django.db import transaction
 
 from queueapp.contrib.celery.models import Binding, BrokerQueue, DeclaredQueue
 from queueapp.models import DelayedMessage, PoisonMessage, Subscriber
 from tests.in_process_worker import DEADLINE, eventually
 from tests.statement_counter import VARIABLE
 from tests.testapp.models import Effect
+from tests.workers.processes.test_supervisor import set_up
 from tests.workers.trees import Tree
 
 from . import celeryapp
@@ -65,6 +68,15 @@ def effects() -> list[str]:
     return list(Effect.objects.order_by("pk").values_list("name", flat=True))
 
 
+def renewal_processes(worker: Tree) -> list[psutil.Process]:
+    children = psutil.Process(worker.process.pid).children()
+    return [child for child in children if any("renewal_process" in argument for argument in child.cmdline())]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def _send_nested(task: Any, pool: str) -> None:
     """Tasks whose arguments cannot be pickled for the processes of a pool: more of them than there are processes."""
     if pool == "prefork":
@@ -105,8 +117,11 @@ def test_in_each_pool_tasks_run_and_remote_control_is_answered(start: Any, pool:
     eventually(lambda: "tests.queueapp.contrib.celery.celeryapp.record" in answers("registered"), 2 * DEADLINE)
     eventually(lambda: [answer["name"] for answer in answers("active_queues")] == ["celery"], 2 * DEADLINE)
 
+    renews = renewal_processes(worker)
+    assert len(renews) == (0 if pool == "prefork" else 1)
     app.control.shutdown()
     assert worker.wait() == 0, worker.output
+    eventually(lambda: all(map(has_ended, renews)))
     assert not Subscriber.objects.filter(queue=LABEL, process=worker.process.pid).exists(), worker.output
 
 
@@ -173,6 +188,59 @@ def test_a_long_task_keeps_its_lease(start: Any, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     eventually(lambda: effects() == ["long begun", "long done"])
     eventually(lambda: not BrokerQueue.objects.exists())
+
+
+#: Times that the renewal process can keep on a busy machine: it imports Django when it is needed.
+SHORT_TIMES = """
+from tests.settings import *
+
+QUEUEAPP = {**QUEUEAPP, "DEAD_AFTER": 8, "HEARTBEAT_INTERVAL": 2}
+"""
+
+
+def test_a_task_that_keeps_the_interpreter_lock_beyond_its_lease_runs_once(
+    start: Any, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    set_up(child_environment, tmp_path, "short_times", SHORT_TIMES)
+    pools = ["solo", "threads", "gevent"]
+    workers = [start(pool, "-Q", pool, TEST_VISIBILITY_TIMEOUT="8") for pool in pools]
+    start("threads", "-Q", "idle", TEST_VISIBILITY_TIMEOUT="8")
+
+    for pool in pools:
+        with transaction.atomic():  # one claim takes them all
+            celeryapp.keep_lock.apply_async([pool, 18], queue=pool)  # longer than lease and DEAD_AFTER together
+            for number in range(3):
+                celeryapp.record_late.apply_async([f"{pool} {number}"], queue=pool)
+    begun = [f"{pool} begun" for pool in pools]
+    eventually(lambda: {*begun} <= {*effects()})
+    for pool in pools:
+        app.control.add_consumer(pool, destination=["w3@tests"])
+    for worker in workers:
+        eventually(lambda worker=worker: "are renewed meanwhile" in worker.output, 2 * DEADLINE)  # type: ignore[misc]
+
+    eventually(lambda: len(effects()) == 15, 3 * DEADLINE)
+    eventually(lambda: not BrokerQueue.objects.filter(recipient__in=pools).exists())
+    assert len(set(effects())) == len(effects()) == 15
+    for worker in workers:
+        assert "reports again after" in worker.output
+        assert "declared dead" not in worker.output
+        assert "lost before the ack" not in worker.output
+
+
+def test_the_renewal_process_of_a_killed_worker_ends_and_its_messages_are_delivered_again(
+    start: Any, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    set_up(child_environment, tmp_path, "short_times", SHORT_TIMES)
+    worker = start("solo", TEST_VISIBILITY_TIMEOUT="600")
+    celeryapp.keep_lock.delay("kept", 300)  # maybe before its first heartbeat
+    eventually(lambda: "are renewed meanwhile" in worker.output, 2 * DEADLINE)
+    (renews,) = renewal_processes(worker)
+
+    worker.process.kill()
+    eventually(lambda: has_ended(renews))
+    start("threads")
+
+    eventually(lambda: effects() == ["kept begun"] * 2, 3 * DEADLINE)
 
 
 def test_a_killed_worker_leaks_no_queue(start: Any) -> None:

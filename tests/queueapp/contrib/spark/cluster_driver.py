@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import django
+from django.db import connection
 from pyspark import SparkConf, SparkContext
 
 from tests.queueapp.contrib.spark.samples import AFTER, BEFORE, EXECUTOR_KILLED, FIRST_ATTEMPT, MIDDLE, SPECULATED
@@ -72,11 +73,14 @@ def main(folder: Path) -> None:
     os.environ |= {"JAVA_HOME": str(java.home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
     spark = local_session("cluster", settings={**_CLUSTER, "spark.master": start_cluster(folder / "work")})
     snapshot = take_snapshot()
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW max_prepared_transactions")
+        prepares = cursor.fetchone() != ("0",)
 
     def write(kind: str) -> None:
         frame = spark.createDataFrame([(number,) for number in range(ROWS)], "id int").repartition(3)
         writer = frame.selectExpr(body_of(kind)).write.format(sources[kind]).option("queue", "testapp.Leased")
-        writer.option("publish_id", kind).mode("append").save()
+        writer.options(publish_id=kind, two_phase=kind == SPECULATED and prepares).mode("append").save()
 
     sources = {}
     for kind in (*RUDE, *KINDS):

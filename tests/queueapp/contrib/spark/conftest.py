@@ -76,6 +76,13 @@ def staging_tables() -> list[str]:
     return [name for name in connection.introspection.table_names() if name.startswith("queueapp_stage_")]
 
 
+def prepared_transactions() -> list[str]:
+    """The transactions that are prepared in the test database now."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY prepared")
+        return [gid for (gid,) in cursor.fetchall()]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_staging_table_of_another_module(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """A job that was killed leaves some to the janitor."""

@@ -33,6 +33,7 @@ def test_options_have_defaults() -> None:
         "topic": None,
         "message_type": None,
         "atomic": True,
+        "two_phase": False,
         "max_depth": None,
         "publish_id": None,
         "staging_retention_hours": 24,

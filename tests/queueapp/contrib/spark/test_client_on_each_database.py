@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -126,12 +127,42 @@ def test_a_publication_in_parts_is_gone_on_with_where_its_driver_was_killed(clie
     assert tables(client) == []
 
 
+def test_an_atomic_job_moves_what_an_earlier_one_has_left_in_parts(client: SinkClient) -> None:
+    client.atomic = False
+    staged = [stage(client, ROW), stage(client, ROW)]
+    client._begin(Publication("p", 0, staged, False))
+    client.atomic = True
+    assert client.publish(Publication("p", 0, [stage(client, ROW)], False)) == 2
+    assert Urgent.objects.using(client.database.alias).count() == 2
+    assert SparkCommit.objects.using(client.database.alias).get().pending is None
+
+
+def test_a_receiver_does_not_wait_for_the_move_of_a_large_table(client: SinkClient) -> None:
+    """On SQL Server the locks of so many rows, taken by one statement, would become a lock of the queue."""
+    alias = client.database.alias
+    client.publish(Publication("p", 0, [stage(client, {"body": b"first"})], False))
+    large = stage(client, *({"body": b"%d" % n} for n in range(6000)))
+
+    def receive() -> int:
+        try:
+            with Urgent.receive(using=alias) as batch:
+                return len([message.ack() for message in batch])
+        finally:
+            connections.close_all()
+
+    with client.connect() as connection, ThreadPoolExecutor(1) as threads, client.transaction(connection):
+        client.move_all(connection, [large])
+        assert threads.submit(receive).result(timeout=60) == 1
+    bodies = Urgent.objects.using(alias).order_by("seq").values_list("body", flat=True)
+    assert [int(body) for body in bodies] == list(range(6000))
+
+
 def test_a_lost_part_is_named_and_the_others_stay(client: SinkClient) -> None:
     client.atomic = False
     first, second = stage(client, ROW), stage(client, ROW)
     with client.connect() as connection:
         client.execute(connection, client.sql.drop_staging(StagingName.parse(second[0])))
-    with pytest.raises(StagingLost, match=f"{second[0]} is gone.* Other tables .* Take this one out"):
+    with pytest.raises(StagingLost, match=f"{second[0]} is gone.* Other parts .* Take this one out"):
         client.publish(Publication("p", 0, [first, second], False))
     assert Urgent.objects.using(client.database.alias).count() == 1
     commit = SparkCommit.objects.using(client.database.alias).get()

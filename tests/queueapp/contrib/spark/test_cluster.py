@@ -19,6 +19,7 @@ from django.db import connection
 from queueapp.models import SparkCommit
 from tests.in_process_worker import eventually
 from tests.queueapp.contrib.spark import cluster_driver
+from tests.queueapp.contrib.spark.conftest import prepared_transactions
 from tests.queueapp.contrib.spark.samples import AFTER, BEFORE, EXECUTOR_KILLED, MIDDLE, SPECULATED
 from tests.testapp.models import Leased
 
@@ -34,9 +35,9 @@ def test_on_a_cluster_no_row_is_doubled_or_lost_whatever_dies(
     child_environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """A job whose tasks fail, one with speculative duplicates, one that loses an executor. Then three jobs and three
-    streaming queries stand before, in and after their commits when their driver is killed; the driver of another
-    cluster has the same publish_ids and checkpoints."""
+    """A job whose tasks fail, one with speculative duplicates (in two phases), one that loses an executor. Then three
+    jobs and three streaming queries stand before, in and after their commits when their driver is killed; the driver of
+    another cluster has the same publish_ids and checkpoints."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.txt").write_text("".join(f"{number}\n" for number in range(cluster_driver.ROWS)))
     command = [sys.executable, "-m", cluster_driver.__name__, str(tmp_path)]
@@ -72,6 +73,7 @@ def test_on_a_cluster_no_row_is_doubled_or_lost_whatever_dies(
     assert by_kind() == dict.fromkeys([*ended, *cluster_driver.MARKS], cluster_driver.ROWS)
     assert Leased.objects.values("body").distinct().count() == 9 * cluster_driver.ROWS
     assert SparkCommit.objects.count() == 9
+    assert prepared_transactions() == []
 
 
 def again(spark: SparkSession, publish: Callable[..., None], kind: str) -> None:

@@ -18,12 +18,14 @@ from queueapp.errors import UnsupportedServer
 from queueapp.models import JournalEntry, PoisonMessage, SparkCommit
 from queueapp.sql import spark_journal_sql, spark_read_sql, spark_sql
 from queueapp.sql.journal import Position
+from queueapp.sql.postgresql import prepared
 from queueapp.sql.spark import (
     DUE_AT,
     MARKS,
     STAGED,
     Condition,
     LedgerTable,
+    PreparedName,
     Selection,
     SourceTable,
     SparkSql,
@@ -67,7 +69,7 @@ def statements(sql: SparkSql) -> list[str]:
         sql.create_staging(NAME, ("id", "enters_0", "priority_0", "headers_12", DUE_AT, MARKS)),
         sql.probe_insert("delayed"),
         sql.depth(),
-        sql.recorded_rows(),
+        sql.recorded(),
         sql.set_pending(),
         sql.lock_pending(),
         sql.list_pending(),
@@ -84,6 +86,15 @@ def test_every_statement_parses_in_its_dialect(queue: Any) -> None:
             (parsed,) = sqlglot.parse(text, dialect=dialect, error_level=sqlglot.ErrorLevel.RAISE)
             assert parsed is not None
             assert not isinstance(parsed, sqlglot.exp.Command), f"{vendor} did not parse: {text}"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [prepared.LIMIT, prepared.NUMBER, prepared.LISTED, prepared.FOUND, prepared.STATUS, prepared.lock(exclusive=True)],
+)
+def test_every_statement_about_prepared_transactions_parses(statement: str) -> None:
+    (parsed,) = sqlglot.parse(statement.replace("%s", "NULL").replace("%%", "%"), dialect="postgres")
+    assert not isinstance(parsed, sqlglot.exp.Command), f"did not parse: {statement}"
 
 
 CONDITIONS = (
@@ -136,21 +147,45 @@ def test_both_databases_fill_the_same_columns() -> None:
         assert "lease_token" not in columns[0]
 
 
-@pytest.mark.parametrize("vendor", ["postgresql", "microsoft"])
-def test_parameters_are_counted_right(vendor: str) -> None:
+@pytest.mark.parametrize(("vendor", "piece"), [("postgresql", 0), ("microsoft", 2)])
+def test_parameters_are_counted_right(vendor: str, piece: int) -> None:
     mark = "%s" if vendor == "postgresql" else "?"
     sql = sql_of(vendor)
+    assert {len(params) for params in sql.pieces(10_000)} == {piece}
     assert sql.record().count(mark) == 5
     assert sql.forget().count(mark) == 3
-    assert sql.recorded_rows().count(mark) == 3
+    assert sql.recorded().count(mark) == 3
     assert sql.staged_bytes(NAME).count(mark) == 0
-    assert sql.move(NAME, STAGED, (), False).count(mark) == 0
-    assert sql.move(NAME, STAGED, (), True).count(mark) == 1
-    assert sql.move(NAME, ("id", "body"), ("headers", "recipient"), True).count(mark) == 3
-    assert sql.move_delayed(NAME, "d", ("id", "body", DUE_AT), ("headers",), True).count(mark) == 3
-    assert sql.move_delayed(NAME, "d", ("id", "headers", "body", DUE_AT), (), False).count(mark) == 1
-    assert sql.move_to_journal(NAME, "j", ("id", "body"), ("headers",)).count(mark) == 3
-    assert sql.move_to_journal(NAME, "j", ("id", "body", "headers", MARKS), ()).count(mark) == 1
+    assert sql.move(NAME, STAGED, (), False).count(mark) == 0 + piece
+    assert sql.move(NAME, STAGED, (), True).count(mark) == 1 + piece
+    assert sql.move(NAME, ("id", "body"), ("headers", "recipient"), True).count(mark) == 3 + piece
+    assert sql.move_delayed(NAME, "d", ("id", "body", DUE_AT), ("headers",), True).count(mark) == 3 + piece
+    assert sql.move_delayed(NAME, "d", ("id", "headers", "body", DUE_AT), (), False).count(mark) == 1 + piece
+    assert sql.move_to_journal(NAME, "j", ("id", "body"), ("headers",)).count(mark) == 3 + piece
+    assert sql.move_to_journal(NAME, "j", ("id", "body", "headers", MARKS), ()).count(mark) == 1 + piece
+
+
+@pytest.mark.parametrize("rows", [0, 1, 1_999, 2_000, 2_001, 4_000, 10_500])
+def test_on_sql_server_every_row_is_in_one_piece_that_is_too_small_for_a_table_lock(rows: int) -> None:
+    pieces = list(sql_of("microsoft").pieces(rows))
+    starts, ends = zip(*pieces, strict=True)
+    assert starts == (0, *ends[:-1])
+    assert ends[-1] == 2**63 - 1
+    assert all(0 < min(end, rows) - start <= 2_000 for start, end in pieces if rows)
+
+
+@pytest.mark.parametrize("queue", [Leased, Readable])
+def test_on_sql_server_a_piece_is_a_range_of_the_key_of_the_staging_table(queue: Any) -> None:
+    sql = sql_of("microsoft", queue)
+    assert "([ord] bigint NOT NULL PRIMARY KEY, [id] " in sql.create_staging(NAME, STAGED)
+    moves = [text for text in statements(sql) if f"FROM [{NAME.name}]" in text and text.startswith("INSERT")]
+    assert len(moves) == 11
+    for move in moves:
+        (parsed,) = sqlglot.parse(move, dialect="tsql")
+        assert parsed is not None
+        conditions = list(parsed.find(sqlglot.exp.Where).this.flatten())
+        assert [text.sql("tsql") for text in conditions[-2:]] == ["s.[ord] >= ?", "s.[ord] < ?"]
+        assert move.endswith("s.[ord] >= ? AND s.[ord] < ? ORDER BY s.[ord]")
 
 
 def test_names_are_quoted_by_the_backend() -> None:
@@ -164,6 +199,14 @@ def test_staging_names_fit_postgresql_and_can_be_read_back() -> None:
     for bad in ("flight_delays", NAME.name + "; DROP TABLE x", NAME.name.upper(), "queueapp_stage_1"):
         with pytest.raises(ValueError, match="not the name of a staging table"):
             StagingName.parse(bad)
+
+
+def test_identifiers_of_prepared_transactions_fit_and_can_be_read_back() -> None:
+    name = PreparedName.make("0123456789abcdef", "f" * 16, 99_999, 3)
+    assert len(name.gid) < 200
+    assert PreparedName.find(name.gid) == name
+    for bad in ("queueapp_spark_1", name.gid + "'; DROP TABLE x", NAME.name):
+        assert PreparedName.find(bad) is None
 
 
 def test_another_database_is_refused() -> None:
@@ -196,6 +239,7 @@ class FakeConnection:
     def __init__(self, *found: int) -> None:
         self.found = iter(found)
         self.log: list[str] = []
+        self.params: list[tuple[Any, ...]] = []
         self.autocommit = True
         self.rowcount = -1
 
@@ -205,11 +249,12 @@ class FakeConnection:
 
     def execute(self, sql: str, *params: Any) -> None:
         self.log.append(sql.split(" (")[0])
-        self.rowcount = next(self.found)
+        self.params.append(params)
+        self.rowcount = -1 if sql.startswith("SET ") else next(self.found)
         self.description = ("rows",) if sql.startswith("SELECT") else None
 
-    def fetchall(self) -> list[tuple[int]]:
-        return [(self.rowcount,)]
+    def fetchall(self) -> list[tuple[int, None]]:
+        return [(self.rowcount, None)]
 
     def commit(self) -> None:
         self.log.append("COMMIT")
@@ -221,7 +266,7 @@ class FakeConnection:
         self.log.append("CLOSE")
 
 
-def publish_on_sql_server(monkeypatch: pytest.MonkeyPatch, fake: FakeConnection) -> int:
+def publish_on_sql_server(monkeypatch: pytest.MonkeyPatch, fake: FakeConnection, rows: int = 7) -> int:
     mssql_python = pytest.importorskip(
         "mssql_python", reason="needs the extra queueapp[sqlserver]", exc_type=ImportError
     )
@@ -234,24 +279,43 @@ def publish_on_sql_server(monkeypatch: pytest.MonkeyPatch, fake: FakeConnection)
     target = QueueTarget(QueueTable.of(Leased), "default", 1, False, None)
     plan = Plan(target.label, ("id", "body"), "{}")
     client = SqlServerClient(Database("default", "microsoft", ""), target, sql_of("microsoft"), plan, "queueapp")
-    return client.publish(Publication("p", 0, [(NAME.name, 7)], streaming=False))
+    return client.publish(Publication("p", 0, [(NAME.name, rows)], streaming=False))
 
 
 def test_on_sql_server_the_ledger_row_and_the_move_are_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeConnection(1, 7)
     assert publish_on_sql_server(monkeypatch, fake) == 7
-    assert fake.log == ["INSERT INTO [queueapp_sparkcommit]", "INSERT INTO [testapp_leased]", "COMMIT", "CLOSE"]
+    statements = ["SET NOCOUNT OFF", "INSERT INTO [queueapp_sparkcommit]", "INSERT INTO [testapp_leased]"]
+    assert fake.log == [*statements, "COMMIT", "CLOSE"]
     assert fake.autocommit is True, "as before: what follows commits by itself"
 
 
 def test_on_sql_server_a_known_publication_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeConnection(0, 7)
     assert publish_on_sql_server(monkeypatch, fake) == 0
-    assert [text.split(" [")[0] for text in fake.log] == ["INSERT INTO", "SELECT", "COMMIT", "CLOSE"]
+    assert [text.split(" [")[0] for text in fake.log] == ["SET NOCOUNT OFF", "INSERT INTO", "SELECT", "COMMIT", "CLOSE"]
 
 
 def test_on_sql_server_a_missing_row_rolls_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeConnection(1, 6)
     with pytest.raises(StagingLost, match="holds 6 rows, its task wrote 7"):
         publish_on_sql_server(monkeypatch, fake)
+    assert fake.log[-2:] == ["ROLLBACK", "CLOSE"]
+
+
+def test_on_sql_server_a_large_table_is_moved_in_pieces_of_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeConnection(1, 2_000, 2_000, 1_000)
+    assert publish_on_sql_server(monkeypatch, fake, 5_000) == 5_000
+    moves = ["INSERT INTO [testapp_leased]"] * 3
+    assert fake.log == ["SET NOCOUNT OFF", "INSERT INTO [queueapp_sparkcommit]", *moves, "COMMIT", "CLOSE"]
+    assert [params[-2:] for params in fake.params[2:]] == [(0, 2_000), (2_000, 4_000), (4_000, 2**63 - 1)]
+
+
+@pytest.mark.parametrize("found", [(2_000, 1_999, 1_000), (2_000, 2_000, 1_001)])
+def test_on_sql_server_rows_that_differ_in_a_piece_roll_all_pieces_back(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[int, ...]
+) -> None:
+    fake = FakeConnection(1, *found)
+    with pytest.raises(StagingLost, match=f"holds {sum(found)} rows, its task wrote 5000"):
+        publish_on_sql_server(monkeypatch, fake, 5_000)
     assert fake.log[-2:] == ["ROLLBACK", "CLOSE"]

@@ -22,12 +22,13 @@ from queueapp import messages, publish
 from queueapp.contrib.spark import requeue
 from queueapp.contrib.spark.errors import InvalidDataFrame, SourceUnavailable
 from queueapp.contrib.spark.options import READ_OPTIONS, State, read_options
-from queueapp.contrib.spark.readers import HIGHEST, LOWEST, KeyRange, QueueReader, ranges
+from queueapp.contrib.spark.readers import HIGHEST, LOWEST, KeyRange, QueueReader, ranges, reading
 from queueapp.contrib.spark.source import QueueDataSource, with_snapshot
 from queueapp.contrib.spark.targets import take_snapshot
 from queueapp.errors import InvalidOption
 from queueapp.failures.poison_store import insert_poison
 from queueapp.models import DelayedMessage, JournalEntry, PoisonMessage
+from queueapp.sql import spark_read_sql
 from queueapp.sql.message_columns import Row
 from tests.queueapp.contrib.spark.samples import Counted, Part, Shipped
 from tests.testapp.models import Leased, Readable, Short, Urgent
@@ -150,6 +151,21 @@ def test_what_is_sent_and_acked_while_it_reads_does_not_disturb() -> None:
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_reads_the_rows_of_its_range_by_key_and_sorts_none_before_any_statistics() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {Leased._meta.db_table}")
+    Leased.send_many({"n": n} for n in range(20_000))
+    reader = reader_of(columns="seq,id,body")
+    sql = spark_read_sql("postgresql", reader.source.table)
+    with reading(reader.source.database) as fetch:
+        _, last = fetch(sql.bounds, ()).to_pylist()[0].values()
+        text, params = sql.page(("seq", "id", "body"), (), last - 19_000, last - 100, 5000)
+        plan = "\n".join(fetch(f"EXPLAIN {text}", params).column(0).to_pylist())
+
+    assert "Index Scan" in plan
+    assert "Sort" not in plan
 
 
 def test_columns_that_are_named_are_read_alone() -> None:

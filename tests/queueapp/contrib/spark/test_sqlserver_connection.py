@@ -65,6 +65,16 @@ def test_line_that_breaks_in_a_transaction_is_what_is_raised(client: SinkClient)
     assert client.is_transient(raised.value)  # type: ignore[arg-type]
 
 
+def test_rows_are_counted_whatever_the_server_has_set(client: SinkClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NOCOUNT on, a batch that was recorded before would not be known as such."""
+    from queueapp.contrib.spark import sqlserver
+
+    assert sqlserver.COUNT_ROWS == "SET NOCOUNT OFF"
+    monkeypatch.setattr(sqlserver, "COUNT_ROWS", f"SET NOCOUNT OFF {refusal(50000, 16, 'seen by the server')}")
+    with pytest.raises(client.errors, match="seen by the server"), client.connect():
+        pytest.fail("connected without it")
+
+
 class BulkCopy:
     """A cursor whose bulk copy ends as its arguments say."""
 

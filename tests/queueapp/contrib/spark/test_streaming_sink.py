@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from django.db import connection
 
 from queueapp.models import SparkCommit
-from tests.queueapp.contrib.spark.conftest import staging_tables
+from tests.databases import skip_unless_prepared
+from tests.queueapp.contrib.spark.conftest import prepared_transactions, staging_tables
 from tests.testapp.models import Leased
 
 if TYPE_CHECKING:
@@ -53,17 +55,23 @@ def test_every_micro_batch_is_published_once_and_recorded(spark: SparkSession, t
     assert staging_tables() == []
 
 
-def test_a_micro_batch_replayed_after_a_crash_of_the_driver_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"two_phase": "true"}])
+def test_a_micro_batch_replayed_after_a_crash_of_the_driver_adds_nothing(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str]
+) -> None:
+    if options:
+        skip_unless_prepared(connection)
     put(tmp_path / "in", "1.txt", "a", "b")
-    run(spark, tmp_path / "in", tmp_path / "checkpoint")
+    run(spark, tmp_path / "in", tmp_path / "checkpoint", **options)
     # The driver died after the sink's commit and before Spark noted it: the batch is run again under its number.
     for entry in (tmp_path / "checkpoint" / "commits").iterdir():
         if "0" in entry.name:
             entry.unlink()
     put(tmp_path / "in", "2.txt", "c")
-    run(spark, tmp_path / "in", tmp_path / "checkpoint")
+    run(spark, tmp_path / "in", tmp_path / "checkpoint", **options)
     assert bodies() == ["a", "b", "c"]
     assert staging_tables() == []
+    assert prepared_transactions() == []
 
 
 def test_a_new_checkpoint_is_a_new_query_and_publishes_again(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from queueapp.consuming.registry import registered
-from queueapp.contrib.tasks import result_store
+from queueapp.contrib.tasks import results
 from queueapp.contrib.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from queueapp.contrib.tasks.models import Result, TaskQueue
 from queueapp.delayed import dispatch_due
@@ -363,7 +363,7 @@ def test_a_task_is_running_while_it_runs(backend: Any, worker: Any, tmp_path: Pa
     result.refresh()
 
     assert (result.status, result.finished_at, result.attempts) == (TaskResultStatus.RUNNING, None, 1)
-    assert result.worker_ids == [result_store.worker_id()]
+    assert result.worker_ids == [results.worker_id()]
     assert result.enqueued_at - timedelta(seconds=1) < result.started_at
     assert result.last_attempted_at == result.started_at
     (tmp_path / "go").touch()

@@ -120,3 +120,26 @@ def test_a_receiver_that_raises_changes_nothing(backend: Any, drain: Any) -> Non
             signal.disconnect(bad)
 
     assert backend.get_result(result.id).return_value == 3
+
+
+def test_times_of_a_task_are_aware_without_use_tz(backend: Any, drain: Any, settings: Any) -> None:
+    """Those that are read from rows are: a difference of two would be a TypeError."""
+    settings.USE_TZ = False
+    results: list[Any] = []
+
+    def receive(sender: Any, task_result: Any, **_: Any) -> None:
+        results.append(task_result)
+
+    for signal in (task_enqueued, task_started, task_finished):
+        signal.connect(receive)
+    try:
+        declared.add.enqueue(1, 2)
+        drain()
+    finally:
+        for signal in (task_enqueued, task_started, task_finished):
+            signal.disconnect(receive)
+
+    names = ("enqueued_at", "started_at", "last_attempted_at", "finished_at")
+    times = [time for result in results for name in names if (time := getattr(result, name)) is not None]
+    assert len(results) == 3
+    assert [time.utcoffset() is not None for time in times] == [True] * len(times)

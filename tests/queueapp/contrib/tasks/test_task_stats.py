@@ -77,7 +77,7 @@ def test_they_are_in_queuestats_and_its_json() -> None:
 
 def test_they_are_metrics() -> None:
     pytest.importorskip("prometheus_client")
-    from queueapp.metrics.collector import StatsCollector
+    from queueapp.metrics.views import StatsCollector
 
     declared.noop.enqueue()
 

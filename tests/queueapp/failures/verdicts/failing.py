@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from queueapp.consuming.registration import Registration
+from queueapp.consuming.registry import Registration
 from queueapp.failures.apply_verdict import fail, fail_taken
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql

@@ -12,11 +12,10 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from queueapp import Context, Discard, Poison, RetryLater, RetryNow, UndecodableMessage, consumer
-from queueapp.consuming.registration import Registration
-from queueapp.consuming.registry import registered
+from queueapp.consuming.registry import Registration, registered
 from queueapp.failures.apply_verdict import fail, fail_taken
 from queueapp.failures.history import MAX_FAILURES, MAX_TEXT, describe, read_failures
-from queueapp.failures.policy import Failure, default_policy
+from queueapp.failures.recoverability import Failure, default_policy
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
 from queueapp.sql.claims import SeqRange

@@ -20,11 +20,19 @@ _PRELOGIN, _LOGIN = 0x12, 0x10
 _VERSION = bytes([16, 0, 3, 232])
 _REFUSAL = re.compile(r"/\* refuse (\d+) (\d+) (.*?) \*/")
 _HANG_UP = "/* hang up */"
+_MESSAGE = re.compile(r"/\* say (.*?) \*/")
+#: The one row of the result that follows a message.
+NUMBER = 7
 
 
 def refusal(number: int, severity: int, text: str) -> str:
     """A comment that makes the server refuse the statement that it stands in."""
     return f"/* refuse {number} {severity} {text} */"
+
+
+def message(text: str) -> str:
+    """A comment that makes the server send a message, as PRINT does, and then a result of one row."""
+    return f"/* say {text} */"
 
 
 def broken_line() -> str:
@@ -61,7 +69,7 @@ def _serve(line: socket.socket) -> None:
     with line:
         while (received := _receive(line)) is not None:
             kind, text = received
-            refused = _REFUSAL.search(text)
+            refused, said = _REFUSAL.search(text), _MESSAGE.search(text)
             if kind == _PRELOGIN:
                 _send(line, _prelogin())
             elif kind == _LOGIN:
@@ -71,6 +79,8 @@ def _serve(line: socket.socket) -> None:
             elif refused is not None:
                 # A severity of 20 and more ends the session on a real server; that is what ``broken_line`` is for.
                 _send(line, _error(int(refused[1]), min(int(refused[2]), 19), refused[3]) + _done(failed=True))
+            elif said is not None:
+                _send(line, _error(50000, 0, said[1], token=0xAB) + _done(more=True) + _one_row())
             else:
                 _send(line, _done())
 
@@ -126,13 +136,18 @@ def _logged_in() -> bytes:
     return changes + _token(0xAD, acknowledged) + _done()
 
 
-def _error(number: int, severity: int, text: str) -> bytes:
+def _error(number: int, severity: int, text: str, token: int = 0xAA) -> bytes:
     said = struct.pack("<H", len(text)) + text.encode("utf-16-le")
-    return _token(0xAA, struct.pack("<iBB", number, 1, severity) + said + _text("here") + _text("") + b"\1\0\0\0")
+    return _token(token, struct.pack("<iBB", number, 1, severity) + said + _text("here") + _text("") + b"\1\0\0\0")
 
 
-def _done(*, failed: bool = False) -> bytes:
-    return b"\xfd" + struct.pack("<HHQ", 2 if failed else 0, 0, 0)
+def _one_row() -> bytes:
+    column = b"\x81" + struct.pack("<HIHB", 1, 0, 0, 0x38) + _text("number")
+    return column + b"\xd1" + struct.pack("<i", NUMBER) + b"\xfd" + struct.pack("<HHQ", 0x10, 0xC1, 1)
+
+
+def _done(*, failed: bool = False, more: bool = False) -> bytes:
+    return b"\xfd" + struct.pack("<HHQ", 2 * failed + more, 0, 0)
 
 
 def _token(kind: int, body: bytes) -> bytes:

@@ -21,7 +21,7 @@ from queueapp.contrib.tasks.models import Result
 from queueapp.journal.append import journal_of
 from queueapp.models import DelayedMessage, MessageKey
 from queueapp.models.journal import JournalEntry
-from queueapp.models.message_key import DeferredAck
+from queueapp.models.message_records import DeferredAck
 from queueapp.sql import backend_of, queue_sql
 from queueapp.sql.acks import FENCED, NO_LIMITS, LeaseHolder
 from queueapp.sql.claims import SEQ, SeqRange

@@ -12,8 +12,9 @@ from django.db import Error, connections
 
 from queueapp.sql import SessionState
 from queueapp.sql.sqlserver.backend import SqlServerBackend
+from queueapp.sql.sqlserver.statements import execute, fetch
 from tests import odbc
-from tests.queueapp.sql.drivers.tds import TdsServer, broken_line, refusal
+from tests.queueapp.sql.drivers.tds import NUMBER, TdsServer, broken_line, message, refusal
 from tests.queueapp.sql.server import Server
 
 
@@ -132,6 +133,13 @@ def test_driver_of_sql_server_knows_its_mode(sql_server: Any) -> None:
     sql_server.connection.close()
     assert backend.sessions.state(sql_server) is SessionState.GONE
     assert backend.sessions.state(sql_server, ask=True) is SessionState.GONE
+
+
+def test_message_of_the_server_is_no_result(sql_server: Any) -> None:
+    """The driver gives it as one without columns: of a trigger's PRINT, say, before the count of an INSERT."""
+    sql_server.ensure_connection = lambda: None  # it is connected, and no database of the tests
+    assert [tuple(row) for row in fetch(sql_server, f"SELECT 1 {message('hello')}", ())] == [(NUMBER,)]
+    assert execute(sql_server, f"DELETE FROM [t] {message('hello')}", ()) == NUMBER
 
 
 @pytest.mark.parametrize(

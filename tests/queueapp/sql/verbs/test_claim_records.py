@@ -203,9 +203,9 @@ def test_a_permit_is_free_only_a_while_after_its_lease_has_expired(
     _, (seq,) = holder.claim(1, 1)
     Capped.objects.using(server.alias).filter(seq=seq).update(lease_expires=Now() - timedelta(seconds=1))
     if connection.vendor == "postgresql":
-        monkeypatch.setattr("queueapp.sql.postgresql.limits._MARGIN", "interval '1 h'")
+        monkeypatch.setattr("queueapp.sql.postgresql.limits.MARGIN", "interval '1 h'")
     else:
-        monkeypatch.setattr("queueapp.sql.sqlserver.limits._MARGIN_MS", 3_600_000)
+        monkeypatch.setattr("queueapp.sql.sqlserver.limits.MARGIN_MS", 3_600_000)
     sql = type(queue_sql(Capped, connection))(QueueTable.of(Capped))
 
     within = sql.limits.claim_within(connection, ALL, 1, new_id(), new_id(), 60_000, 1, holder.seen)

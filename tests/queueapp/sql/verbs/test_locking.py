@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from django.db import Error
+from django.db import Error, transaction
 
 from queueapp.sql import queue_sql
 from queueapp.sql.message_columns import Row
@@ -28,6 +28,19 @@ def wait_setting(server: Server, connection: Any) -> str:
     with connection.cursor() as cursor:
         cursor.execute(statement)
         return str(cursor.fetchone()[0])
+
+
+def test_a_limited_wait_leaves_the_limit_of_the_session(server: Server) -> None:
+    """The handler of a rehearsal runs under such a limit, and a limit within it must not end that."""
+    connection, sessions = server.connection, server.backend.sessions
+    sql = server.sql(Leased)
+    with transaction.atomic(using=server.alias), sessions.lock_timeout(connection, 1234):
+        limit = wait_setting(server, connection)
+        sql.maintenance.is_empty(connection)
+        assert wait_setting(server, connection) == limit
+        with transaction.atomic(using=server.alias), sessions.lock_timeout(connection, 5):
+            assert wait_setting(server, connection) != limit
+        assert wait_setting(server, connection) == limit
 
 
 def test_lock_reads_the_whole_message(server: Server) -> None:

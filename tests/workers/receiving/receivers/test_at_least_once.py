@@ -231,6 +231,40 @@ def test_messages_that_wait_when_the_lease_expires_without_another_owner_are_rel
 
 @real_commits
 @pytest.mark.usefixtures("no_consumers")
+def test_messages_whose_lease_expired_before_the_claim_was_answered_are_not_handled_beside_their_next_owner(
+    receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another handler of the process kept the interpreter lock until the answer was read."""
+    calls: list[int] = []
+    taken: list[int] = []
+    send(2)
+    item = receiver(lambda message, context: calls.append(message.number), lease_ms=200)
+    claims = item.pump.state.sql.claims
+    claim = claims.claim_by_lease
+
+    def are_taken() -> bool:
+        with Leased.receive(10) as batch:
+            for message in batch:
+                taken.append(message.body["number"])
+                message.ack()
+        return len(taken) == 2
+
+    def answered_late(*given: Any) -> Any:
+        monkeypatch.setattr(claims, "claim_by_lease", claim)
+        rows = claim(*given)
+        eventually(are_taken)
+        return rows
+
+    monkeypatch.setattr(claims, "claim_by_lease", answered_late)
+
+    item.receive(2)
+
+    assert sorted(taken) == [1, 2]
+    assert calls == []
+
+
+@real_commits
+@pytest.mark.usefixtures("no_consumers")
 def test_while_failures_are_recorded_what_is_acked_is_not_renewed(
     receiver: Callable[..., SingleReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from django.db import connection, models
 
 from queueapp import Poison, RetryLater, RetryNow, consumer
 from queueapp.circuit_breaker import State
-from queueapp.failures.policy import Failure, default_policy
+from queueapp.failures.recoverability import Failure, default_policy
 from queueapp.models import PoisonMessage
 from queueapp.sql.message_columns import Row
 from tests.in_process_worker import DEADLINE, Worker, eventually, real_commits

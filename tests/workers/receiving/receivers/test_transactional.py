@@ -17,7 +17,7 @@ from psycopg.errors import DeadlockDetected
 
 from queueapp import Context, Poison, RetryNow, consumer
 from queueapp.models import PoisonMessage
-from queueapp.receiving import priority64_marks
+from queueapp.receiving import low_water_marks
 from queueapp.sql.claims import SEQ
 from queueapp.sql.postgresql.raw import plan_guard
 from queueapp.sql.postgresql.raw.raw_statement import OpeningQuery
@@ -468,7 +468,7 @@ def test_it_is_left_to_it_among_several_too(queue: Any, crash_tracking: bool, mo
 def test_claims_that_outlast_the_remembered_positions_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(priority64_marks, "MAX_REMEMBERED", 5)
+    monkeypatch.setattr(low_water_marks, "MAX_REMEMBERED", 5)
     consumer(RankedTransactional, name="one")(lambda message: None)
     RankedTransactional.send({"n": 1})
     receiver = SingleReceiver(RankedTransactional)

@@ -11,9 +11,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from .....management.base_command import OperatorCommand, counted
-from ...codegen import IMPORTED, as_python
-from ...convert import Imported, import_configuration
-from ...diagnostics import UnreadableConfiguration, shown
+from ...convert import IMPORTED, Imported, as_python, import_configuration
+from ...xml_reader import UnreadableConfiguration, shown
 
 #: Exit code where something of the configuration has no counterpart here.
 NOT_ALL_MAPPED = 3

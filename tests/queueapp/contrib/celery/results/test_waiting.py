@@ -16,7 +16,7 @@ from celery.result import AsyncResult, GroupResult
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from queueapp.contrib.celery import result_waiter
+from queueapp.contrib.celery import results
 from queueapp.sql import backend_of
 from tests.in_process_worker import eventually, patience
 
@@ -51,8 +51,8 @@ def test_a_waiter_is_notified(
 ) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
-    monkeypatch.setattr(result_waiter, "MAX_WAIT", 60.0)  # without a notification the next poll is too late
-    listener = result_waiter.listener_of(alias)
+    monkeypatch.setattr(results, "MAX_WAIT", 60.0)  # without a notification the next poll is too late
+    listener = results.listener_of(alias)
 
     def end() -> None:
         eventually(listener.established.is_set)
@@ -76,7 +76,7 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
     for n in range(20):
         later(lambda n=n: found.append(AsyncResult(f"t{n}", app=app).get(timeout=30)))
     if _hears(alias):
-        assert eventually(result_waiter.listener_of(alias).established.is_set)
+        assert eventually(results.listener_of(alias).established.is_set)
     for n in range(20):
         backend.store_result(f"t{n}", n, states.SUCCESS)
     eventually(lambda: len(found) == 20)
@@ -87,8 +87,8 @@ def test_many_wait_on_one_connection(backend: Any, app: Celery, alias: str, late
 def test_no_notification_is_sent_without_waiters(backend: Any, alias: str) -> None:
     if not _hears(alias):
         pytest.skip("results are polled there")
-    listener = result_waiter.listener_of(alias)
-    waiter = result_waiter.ResultWaiter({"a"})
+    listener = results.listener_of(alias)
+    waiter = results.ResultWaiter({"a"})
     with listener.subscribed(waiter):
         eventually(listener.established.is_set)
         waiter.notified.clear()
@@ -101,11 +101,11 @@ def test_no_notification_is_sent_without_waiters(backend: Any, alias: str) -> No
 
 def test_without_wake_ups_results_are_polled(backend: Any, app: Celery, alias: str, later: Any, settings: Any) -> None:
     settings.QUEUEAPP = {"NOTIFY": False}
-    result_waiter.listeners.clear()
+    results.listeners.clear()
     later(lambda: backend.store_result("a", 5, states.SUCCESS))
 
     assert AsyncResult("a", app=app).get(timeout=30) == 5
-    assert not result_waiter.listeners
+    assert not results.listeners
 
 
 def test_the_time_is_over(backend: Any, app: Celery, alias: str) -> None:
@@ -171,7 +171,7 @@ import django; django.setup()
 from django.db import connections
 from celery import Celery
 from celery.result import AsyncResult
-from queueapp.contrib.celery import result_waiter as waiting
+from queueapp.contrib.celery import results as waiting
 app = Celery("forks", broker="memory://", backend="queueapp://", set_as_current=False)
 waiter = waiting.ResultWaiter({"never"})
 with waiting.listener_of("default").subscribed(waiter):
@@ -199,7 +199,7 @@ from celery import Celery
 from celery.result import AsyncResult
 app = Celery("greenlets", broker="memory://", backend="queueapp://", set_as_current=False)
 waiting = [gevent.spawn(AsyncResult(f"t{n}", app=app).get, timeout=30) for n in range(20)]
-from queueapp.contrib.celery import result_waiter as listener
+from queueapp.contrib.celery import results as listener
 gevent.sleep(0)
 assert listener.listener_of("default").established.wait(30)
 for n in range(20):

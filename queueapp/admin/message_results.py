@@ -1,0 +1,106 @@
+"""The results of messages that were sent with ``keep_result``, the newest first. All texts are untrusted."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from ..errors import UndecodableMessage
+from ..messages import read_kind
+from ..messages.body_filters import is_secret
+from ..models import MessageResult, Now, UtcField
+from ..sql import nonblocking
+from .databases import DatabaseFilter
+from .formatting import display, untrusted
+from .message_pages import may_view
+from .read_only import ResultsAdmin
+
+
+class MessageResultAdmin(ResultsAdmin):
+    """One row per message."""
+
+    title = "Message results"
+    list_order = "-id"
+    list_display = ("outcome", "message", "finished", "attempts")
+    list_display_links = ("outcome",)
+    list_filter = (DatabaseFilter,)
+    ordering = ("-id",)
+    search_help_text = "The id of a message."
+    readonly_fields = ("outcome", "message", "started", "finished", "expires", "attempts", "returned", "raised")
+    fields = readonly_fields
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = nonblocking(super().get_queryset(request))
+        return rows.defer("headers", "body", "error").annotate(db_now=Now(output_field=UtcField()))
+
+    def is_key(self, value: str) -> bool:
+        return _id_of(value) is not None
+
+    def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
+        term = search_term.strip()
+        return (queryset.filter(pk=_id_of(term)) if term else queryset), False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        alias, primary = self.place_of(object_id)
+        row = self.get_queryset(request).using(alias).filter(pk=_id_of(primary)).first()
+        if row is not None:
+            row.shows_value = may_view(self.admin_site, request, row.queue)
+        return row
+
+    @admin.display(description="result")
+    def outcome(self, row: MessageResult) -> SafeString:
+        return display.badge("bad", "failed") if row.error else display.badge("good", "handled")
+
+    @admin.display(description="message")
+    def message(self, row: MessageResult) -> SafeString:
+        return display.below(untrusted.inline(row.queue, 200), str(row.pk))
+
+    @admin.display(description="started")
+    def started(self, row: Any) -> Any:
+        return display.ago(row.started_at, row.db_now)
+
+    @admin.display(description="finished")
+    def finished(self, row: Any) -> Any:
+        return display.ago(row.finished_at, row.db_now)
+
+    @admin.display(description="kept until")
+    def expires(self, row: MessageResult) -> Any:
+        return display.moment(row.expires_at)
+
+    @admin.display(description="value")
+    def returned(self, row: Any) -> Any:
+        if not row.shows_value:
+            return "You may not view the bodies of this queue."
+        if _is_encrypted(row.headers):
+            return "The value is encrypted."
+        body = None if row.body is None else bytes(row.body)
+        return _block(untrusted.body(body and body[: untrusted.SHOWN], len(body or b"")).text)
+
+    @admin.display(description="error")
+    def raised(self, row: MessageResult) -> Any:
+        return _block(untrusted.text(row.error).text) if row.error else display.NOTHING
+
+
+def _is_encrypted(headers: str) -> bool:
+    """Whether a value is encrypted; also where its headers do not say what it is."""
+    try:
+        return is_secret(read_kind(headers).content_type)
+    except UndecodableMessage:
+        return True
+
+
+def _id_of(text: str) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
+def _block(text: str) -> SafeString:
+    return format_html('<pre class="queueapp-text">{}</pre>', text)
