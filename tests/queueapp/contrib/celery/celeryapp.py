@@ -66,10 +66,11 @@ def wait_for(path: str, name: str) -> None:
 
 
 @app.task(acks_late=True)
-def keep_lock(name: str, seconds: int) -> None:
-    """Keep the interpreter lock, in C code: no thread of the process runs meanwhile."""
+def keep_lock(name: str, until: str) -> None:
+    """Keep the interpreter lock, in C code, until the named pipe ``until`` is opened for writing: no thread of the
+    process runs meanwhile."""
     _effect(f"{name} begun")
-    ctypes.PyDLL(None).sleep(seconds)
+    assert ctypes.PyDLL(None).open(until.encode(), os.O_RDONLY) >= 0
     _effect(f"{name} done")
 
 

@@ -103,7 +103,7 @@ def test_signals_do_not_end_it_and_if_killed_it_is_started_again(
 
 
 def test_it_renews_while_no_report_comes_also_what_did_not_fit_into_the_pipe(alias: str, renewals: Any) -> None:
-    options = {"visibility_timeout": 8}
+    options = {"visibility_timeout": 12}
     found: list[Any] = []
     with kombu.Connection(f"queueapp://{alias}", transport_options=options) as conn:
         kombu.Consumer(conn.channel(), [kombu.Queue("q")], on_message=found.append).consume()

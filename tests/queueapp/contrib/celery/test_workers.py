@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -190,49 +191,63 @@ def test_a_long_task_keeps_its_lease(start: Any, tmp_path: Path) -> None:
     eventually(lambda: not BrokerQueue.objects.exists())
 
 
-#: Times that the renewal process can keep on a busy machine: it imports Django when it is needed.
-SHORT_TIMES = """
+#: Seconds of a lease, and without a heartbeat after which a process is dead: many times what the renewal process needs
+#: to import Django on a busy machine.
+PERIOD = 20
+SETTINGS = """
 from tests.settings import *
 
-QUEUEAPP = {**QUEUEAPP, "DEAD_AFTER": 8, "HEARTBEAT_INTERVAL": 2}
+QUEUEAPP = {**QUEUEAPP, "DEAD_AFTER": %d, "HEARTBEAT_INTERVAL": 2}
 """
 
 
 def test_a_task_that_keeps_the_interpreter_lock_beyond_its_lease_runs_once(
     start: Any, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    set_up(child_environment, tmp_path, "short_times", SHORT_TIMES)
+    set_up(child_environment, tmp_path, "dead_after_a_lease", SETTINGS % PERIOD)
+    go = tmp_path / "go"
+    os.mkfifo(go)
     pools = ["solo", "threads", "gevent"]
-    workers = [start(pool, "-Q", pool, TEST_VISIBILITY_TIMEOUT="8") for pool in pools]
-    start("threads", "-Q", "idle", TEST_VISIBILITY_TIMEOUT="8")
+    workers = [start(pool, "-Q", pool, TEST_VISIBILITY_TIMEOUT=str(PERIOD)) for pool in pools]
+    start("threads", "-Q", "idle", TEST_VISIBILITY_TIMEOUT=str(PERIOD))
 
     for pool in pools:
         with transaction.atomic():  # one claim takes them all
-            celeryapp.keep_lock.apply_async([pool, 18], queue=pool)  # longer than lease and DEAD_AFTER together
+            celeryapp.keep_lock.apply_async([pool, str(go)], queue=pool)
             for number in range(3):
                 celeryapp.record_late.apply_async([f"{pool} {number}"], queue=pool)
     begun = [f"{pool} begun" for pool in pools]
-    eventually(lambda: {*begun} <= {*effects()})
+    eventually(lambda: {*begun} <= {*effects()}, 2 * DEADLINE)
+    leases = BrokerQueue.objects.filter(recipient__in=pools).values_list("recipient", "lease_expires")
+    first = dict(leases)
     for pool in pools:
         app.control.add_consumer(pool, destination=["w3@tests"])
-    for worker in workers:
-        eventually(lambda worker=worker: "are renewed meanwhile" in worker.output, 2 * DEADLINE)  # type: ignore[misc]
 
-    eventually(lambda: len(effects()) == 15, 3 * DEADLINE)
-    eventually(lambda: not BrokerQueue.objects.filter(recipient__in=pools).exists())
-    assert len(set(effects())) == len(effects()) == 15
+    def renewed() -> bool:
+        """Whether each lease was renewed when the first one had expired."""
+        return all(expires > first[pool] + timedelta(seconds=PERIOD) for pool, expires in leases.all())
+
+    eventually(renewed, 3 * DEADLINE)
+    with go.open("wb"):
+        eventually(lambda: {f"{pool} done" for pool in pools} <= {*effects()})
+    eventually(lambda: not BrokerQueue.objects.filter(recipient__in=pools).exists(), 2 * DEADLINE)
+    done = [f"{pool} {what}" for pool in pools for what in ("begun", "done", 0, 1, 2)]
+    assert sorted(effects()) == sorted(done), "\n".join(worker.output for worker in workers)
     for worker in workers:
-        assert "reports again after" in worker.output
+        assert "are renewed meanwhile" in worker.output
         assert "declared dead" not in worker.output
         assert "lost before the ack" not in worker.output
+        eventually(lambda worker=worker: "reports again after" in worker.output)  # type: ignore[misc]
 
 
 def test_the_renewal_process_of_a_killed_worker_ends_and_its_messages_are_delivered_again(
     start: Any, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    set_up(child_environment, tmp_path, "short_times", SHORT_TIMES)
+    set_up(child_environment, tmp_path, "soon_dead", SETTINGS % 8)
+    never = tmp_path / "never"
+    os.mkfifo(never)
     worker = start("solo", TEST_VISIBILITY_TIMEOUT="600")
-    celeryapp.keep_lock.delay("kept", 300)  # maybe before its first heartbeat
+    celeryapp.keep_lock.delay("kept", str(never))  # maybe before its first heartbeat
     eventually(lambda: "are renewed meanwhile" in worker.output, 2 * DEADLINE)
     (renews,) = renewal_processes(worker)
 
