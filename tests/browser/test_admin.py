@@ -445,21 +445,6 @@ def test_axe_finds_no_fault_on_any_page(browse: Browse, addresses: list[str], ax
     assert browse(look) == {}
 
 
-def test_pages_fit_their_window(browse: Browse, addresses: list[str]) -> None:
-    def measure(page: Page) -> dict[tuple[str, int], int]:
-        wide = {}
-        for address in addresses:
-            page.goto(address)
-            for width in (390, 1360):
-                page.set_viewport_size({"width": width, "height": 800})
-                overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-                if overflow > 0:
-                    wide[address, width] = overflow
-        return wide
-
-    assert browse(measure) == {}
-
-
 def test_badges_are_words_and_not_only_colours(browse: Browse, populated: None) -> None:
     def read(page: Page) -> set[str]:
         page.goto("/admin/testapp/leased/")

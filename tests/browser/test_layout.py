@@ -79,6 +79,10 @@ OVERLAPS = """() => {
 }"""  # noqa: E501
 
 
+#: That the page itself has to be scrolled sideways.
+WIDE = "() => document.documentElement.scrollWidth > innerWidth ? ['the page is wider than its window'] : []"
+
+
 AWAY = "away"
 
 
@@ -112,9 +116,9 @@ def away(transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
-    """What is cut or overlaps on each of these pages, at both widths. A page is opened once and then turned: what
-    differs between its versions is style alone, and between the themes only colours, so that each width has one.
-    Pictures are taken of all four."""
+    """What is cut, overlaps or is wider than its window on each of these pages, at both widths. A page is opened once
+    and then turned: what differs between its versions is style alone, and between the themes only colours, so that each
+    width has one. Pictures are taken of all four."""
     wrong = {}
     versions = [(TELEPHONE, "light"), (DESKTOP, "dark")]
     if directory := os.environ.get("QUEUEAPP_TEST_SCREENSHOTS"):
@@ -128,7 +132,7 @@ def wrong_with(page: Page, names: Iterable[str]) -> dict[str, list[str]]:
             if directory:
                 page.add_style_tag(content="* { transition: none !important; }")  # colours fade from theme to theme
                 page.screenshot(path=Path(directory) / f"{version}.png", full_page=True)
-            if found := page.evaluate(CUT) + page.evaluate(OVERLAPS):
+            if found := page.evaluate(CUT) + page.evaluate(OVERLAPS) + page.evaluate(WIDE):
                 wrong[version] = found
     return wrong
 
