@@ -43,11 +43,12 @@ class QueueappConfig(AppConfig):
         from .receiving import inbox
         from .services import maintenance_hooks
 
-        maintenance_hooks.append(inbox.run_maintenance)
-        maintenance_hooks.append(group_members.run_maintenance)
-        maintenance_hooks.append(results.run_maintenance)
-        maintenance_hooks.append(rate_limit.run_maintenance)
-        maintenance_hooks.append(alerts.close_without_settings)
+        # By name: tests that change INSTALLED_APPS call this again.
+        maintenance_hooks["inbox"] = inbox.run_maintenance
+        maintenance_hooks["groups"] = group_members.run_maintenance
+        maintenance_hooks["results"] = results.run_maintenance
+        maintenance_hooks["rate limits"] = rate_limit.run_maintenance
+        maintenance_hooks["alerts"] = alerts.close_without_settings
         encryption.register()
         body_filters.largest = lambda: settings.MAX_DECOMPRESSED
 

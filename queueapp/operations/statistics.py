@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from django.db import connections, router
 from django.db.models import Count, Min, Q
@@ -65,21 +65,14 @@ NO_PROCESS = {
 }
 
 
-class Source(NamedTuple):
-    """Statistics within a queue, as of the Celery queues: rows whose names begin with ``prefix``. ``read``: (alias,
-    reader) -> the rows of a database; None: they cannot be read."""
-
-    prefix: str
-    read: Callable[[str, Reader], list[QueueStats] | None]
-
-
-#: Filled by apps in ``contrib``.
-sources: list[Source] = []
+#: Statistics within a queue, as of the Celery queues, by the prefix of the names of their rows: (alias, reader) -> the
+#: rows of a database; None: they cannot be read. Filled by apps in ``contrib``.
+sources: dict[str, Callable[[str, Reader], list[QueueStats] | None]] = {}
 
 
 def is_part(name: str) -> bool:
     """Whether a name is that of a row of ``sources``, and not of a queue."""
-    return any(name.startswith(source.prefix) for source in sources)
+    return name.startswith(tuple(sources))
 
 
 @dataclass
@@ -227,11 +220,11 @@ def parts_of(alias: str) -> tuple[dict[str, QueueStats], list[str]]:
     """The rows of ``sources`` in one database by name, and the prefixes of those that can be read."""
     rows: dict[str, QueueStats] = {}
     prefixes = []
-    for source in sources:
-        read = source.read(alias, Reader(alias))
-        if read is not None:
-            rows |= {stats.queue: stats for stats in read}
-            prefixes.append(source.prefix)
+    for prefix, read in sources.items():
+        found = read(alias, Reader(alias))
+        if found is not None:
+            rows |= {stats.queue: stats for stats in found}
+            prefixes.append(prefix)
     return rows, prefixes
 
 
@@ -485,7 +478,7 @@ class Database:
 
     def of_others(self) -> list[QueueStats]:
         """What is in no table of a queue of this project: unknown queues, and what apps in ``contrib`` add."""
-        parts = (source.read(self.alias, self.reader) or [] for source in sources)
+        parts = (read(self.alias, self.reader) or [] for read in sources.values())
         return [*self.of_unknown_queues(), *(stats for rows in parts for stats in rows)]
 
     def of_unknown_queues(self) -> list[QueueStats]:

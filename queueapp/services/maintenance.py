@@ -256,7 +256,7 @@ class Maintenance(Service):
         self._attempt(requeue_after_deploy.drop_old_notes, self.alias)
         for resolver in filter(None, map(registered.resolver_of, self.queues)):
             self._attempt(resolver.run_maintenance, self.alias, self.may_continue)
-        for hook in maintenance_hooks:
+        for hook in maintenance_hooks.values():
             self._attempt(hook, self.alias, self.may_continue)
 
     def _check_ledgers(self) -> None:

@@ -22,7 +22,7 @@ class CeleryConfig(AppConfig):
         from . import ended_tasks, options, queue_stats, result_rows  # noqa: F401  options registers a check
 
         queue_stats.install()
-        maintenance_hooks.append(result_rows.run_maintenance)
+        maintenance_hooks["celery results"] = result_rows.run_maintenance
         if find_spec("celery") is not None:
             from celery.app.backends import BACKEND_ALIASES
             from celery.signals import worker_init

@@ -16,7 +16,7 @@ from ...models import DelayedMessage, Now, PoisonMessage, Subscriber
 from ...models.subscribers import parse_json_list
 from ...operations import statistics
 from ...operations.safe_reads import Reader
-from ...operations.statistics import QueueStats, Source, head_of
+from ...operations.statistics import QueueStats, head_of
 from ...sql import backend_of
 from .models import BrokerQueue, DeclaredQueue
 
@@ -26,7 +26,7 @@ LABEL = BrokerQueue._meta.label
 
 def install() -> None:
     """Add the statistics to those of all queues."""
-    statistics.sources.append(Source(PREFIX, celery_queue_stats))
+    statistics.sources[PREFIX] = celery_queue_stats
 
 
 def celery_queue_stats(alias: str, reader: Reader) -> list[QueueStats] | None:

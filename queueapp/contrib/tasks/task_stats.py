@@ -16,7 +16,7 @@ from django.db.models import Count
 from ...models import DelayedMessage, PoisonMessage
 from ...operations import statistics
 from ...operations.safe_reads import Reader
-from ...operations.statistics import QueueStats, Source, head_of
+from ...operations.statistics import QueueStats, head_of
 from ...sql import backend_of
 from .consumers import backends, queue_of
 from .serialization import TaskHeaders
@@ -28,7 +28,7 @@ MAX_TASKS = 200
 
 def install() -> None:
     """Add the statistics to those of all queues."""
-    statistics.sources.append(Source(PREFIX, task_stats))
+    statistics.sources[PREFIX] = task_stats
 
 
 def task_stats(alias: str, reader: Reader) -> list[QueueStats] | None:

@@ -88,8 +88,9 @@ def test_signals_do_not_end_it_and_if_killed_it_is_started_again(
     renewal = renewals(leases_of(1))
     renewal.report()
     first = renewal.process
-    eventually(lambda: ignores(first.pid, signal.SIGHUP))  # the last of them
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+    eventually(lambda: all(ignores(first.pid, number) for number in numbers))  # nohup lets it ignore one from the start
+    for number in numbers:
         os.kill(first.pid, number)
     assert os.getsid(first.pid) != os.getsid(0)
     renewal.restart_if_ended()

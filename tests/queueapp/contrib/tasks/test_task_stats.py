@@ -19,6 +19,7 @@ from queueapp.contrib.tasks.models import TaskQueue
 from queueapp.models import Now
 from queueapp.operations import statistics
 from queueapp.operations.statistics import QueueStats, queue_stats
+from queueapp.services import maintenance_hooks
 from tests.in_process_worker import real_commits
 
 from . import declared
@@ -73,6 +74,16 @@ def test_they_are_in_queuestats_and_its_json() -> None:
     loads = [load for load in json.loads(as_json.getvalue()) if load["database"] == "default"]
     (row,) = [load for load in loads if load["queue"] == f"task:{PATH}noop"]
     assert (row["waiting"], row["leased"], row["workers"]) == (1, 0, None)
+
+
+def test_a_test_that_changes_the_installed_apps_doubles_nothing(alias: str, settings: Any) -> None:
+    hooks = dict(maintenance_hooks)
+    declared.noop.enqueue()
+
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS]  # each app is made ready once more
+
+    assert maintenance_hooks == hooks
+    assert [stats.queue for stats in queue_stats() if stats.queue.startswith("task:")] == [f"task:{PATH}noop"]
 
 
 def test_they_are_metrics() -> None:
