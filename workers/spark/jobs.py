@@ -109,7 +109,7 @@ def archive_journal(
     raised.
 
     ``manifest/`` has a row for each day that was verified, and these are not written again; so a job that was killed
-    goes on where it was. A day that is in the manifest may go from the journal.
+    goes on where it was. A day that is in the manifest may be deleted from the journal.
     """
     limit = until or datetime.now(UTC) - timedelta(days=1)
     known = _manifest(spark, folder)

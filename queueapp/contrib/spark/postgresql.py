@@ -206,8 +206,8 @@ class PostgresqlClient(SinkClient):
             return SinkUnavailable(f"A table or column is missing in {where} ({text}): run manage.py migrate.")
         if state == "42501":
             return SinkUnavailable(
-                f"A privilege is missing in {where} ({text}). The sink inserts into the queue and its ledger, and "
-                "creates staging tables in the first schema of the search path."
+                f"A privilege is missing in {where} ({text}). The sink inserts into the queue and into "
+                "queueapp_sparkcommit, and creates staging tables in the first schema of the search path."
             )
         return error
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from queueapp.errors import QueueError
-from queueapp.management.base_command import OperatorCommand
+from queueapp.management.base_command import OperatorCommand, counted
 from queueapp.registry import queues
 
 from ...spark import jobs
@@ -114,9 +114,10 @@ class Command(OperatorCommand):
         until = options["until"] and datetime.combine(options["until"], time(), UTC)
         days = jobs.archive_journal(spark, options["topic"], options["folder"], until=until, report=self._say(options))
         new = [day for day in days if day.is_new]
-        lines = [f"{len(new)} days with {sum(day.rows for day in new):,} entries were archived and verified."]
+        lines = [f"Archived and verified now: {counted(len(new), 'day')}, {sum(day.rows for day in new):,} entries."]
         if days:
-            lines.append(f"In the archive: {len(days)} days up to {days[-1].day}; these may go from the journal.")
+            kept = f"{counted(len(days), 'day')} up to {days[-1].day}"
+            lines.append(f"In the archive: {kept}; these may be deleted from the journal.")
         shown = [{"day": day.day, "rows": day.rows, "checksum": day.checksum, "new": day.is_new} for day in days]
         return {"days": shown}, lines
 
@@ -127,7 +128,7 @@ class Command(OperatorCommand):
         groups = jobs.analyse_poison(spark, options["queue"], options["where"])
         lines = [f"{row['messages']:>9,}  {row['hour']}  {row['exception_type']}  {row['reason']}" for row in groups]
         total = sum(row["messages"] for row in groups)
-        return {"groups": groups}, [*lines, f"{total:,} poison messages in {len(groups)} groups and hours."]
+        return {"groups": groups}, [*lines, f"{total:,} poison messages."]
 
     def _requeue(self, spark: Any, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         from queueapp.contrib.spark import requeue
