@@ -254,7 +254,8 @@ def _look(operation: BulkOperation, batch: _Batch, queue: Any, alias: str) -> No
             raise
         return  # a handler's transaction has one of them
     # Read after these: what has left them for poison by then is found there.
-    rows = PoisonMessage.objects.using(alias).filter(number__gt=operation.last, message_id__in=ids).order_by("number")
+    rows = PoisonMessage.objects.using(alias).filter(number__gt=operation.last, message_id__in=ids)
+    rows = rows.filter(queue=queue._meta.label).order_by("number")
     poison = {
         (as_uuid(identity), recipient): (number, reason)
         for number, identity, recipient, reason in rows.values_list("number", "message_id", "recipient", "reason")
@@ -276,10 +277,11 @@ def _look(operation: BulkOperation, batch: _Batch, queue: Any, alias: str) -> No
 
 
 def _present(queue: Any, alias: str, above: int, ids: list[uuid.UUID]) -> set[tuple[uuid.UUID, str]]:
-    """Those of the messages that are in their queue or delayed."""
+    """Those of the messages that are in their queue or delayed for it. A published message has the same id in other
+    queues."""
     # There is no index on ids: a message gets a seq above this one, also when it comes back from the delayed ones.
     in_queue = queue._base_manager.using(alias).filter(pk__gt=above, id__in=ids)
-    delayed = DelayedMessage.objects.using(alias).filter(message_id__in=ids)
+    delayed = DelayedMessage.objects.using(alias).filter(message_id__in=ids, destination=queue._meta.label)
     rows = (
         in_queue.order_by().values_list("id", "recipient")
         .union(delayed.order_by().values_list("message_id", "recipient"), all=True)

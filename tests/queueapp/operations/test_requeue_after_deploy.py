@@ -151,6 +151,21 @@ def test_a_copy_for_another_consumer_is_another_message() -> None:
     assert (carry_out(operation).state, operation.changed, operation.failed) == (FINISHED, 1, 0)
 
 
+def test_what_becomes_of_a_published_message_in_another_queue_does_not_count() -> None:
+    """It has the same id there."""
+    for queue in ("testapp.Leased", "testapp.Keyed"):
+        bury(1, queue=queue)
+    PoisonMessage.objects.update(message_id=uuid.uuid4())
+    deploy("2")
+    operation = carry_out(start(Leased, GROUP))
+    handle()
+    key = PoisonMessage.objects.get().message_id
+    DelayedMessage.objects.create(message_id=key, destination="testapp.Keyed", due=Now(), headers="{}")
+    PoisonMessage.objects.create(message_id=key, queue="testapp.Keyed", group_key=GROUP, headers="{}")
+
+    assert (carry_out(operation).state, operation.changed, operation.failed) == (FINISHED, 1, 0)
+
+
 def test_workers_of_two_versions_get_no_batch_and_a_newer_version_ends_it(budget_of_the_queue: None) -> None:
     bury(10)
     deploy("2")
