@@ -93,17 +93,26 @@ def deployed_version(alias: str, queue: Any) -> str:
     raise QueueError(f"{label}: {known}. A canary needs live workers, all of one version.")
 
 
-def groups_of(alias: str, label: str) -> QuerySet[PoisonMessage, str]:
-    """The keys of the groups that a queue has in poison."""
-    rows = nonblocking(PoisonMessage.objects.using(alias)).exclude(group_key="")
-    rows = rows.filter(queue=label, destination="", status=PoisonMessage.Status.UNRESOLVED)
+def _unresolved(alias: str, label: str) -> QuerySet[PoisonMessage]:
+    """The messages that can go back into this queue. One with another destination was not handled in it."""
+    return PoisonMessage.objects.using(alias).filter(
+        queue=label, destination="", status=PoisonMessage.Status.UNRESOLVED
+    )
+
+
+def groups_of(alias: str, label: str, group: str = "") -> QuerySet[PoisonMessage, str]:
+    """The keys of the groups that a queue has in poison. ``group``: only this one, if it is among them."""
+    rows = nonblocking(_unresolved(alias, label)).exclude(group_key="")
+    if group:
+        rows = rows.filter(group_key=group)
     return rows.order_by("group_key").values_list("group_key", flat=True).distinct()
 
 
-def due_groups(alias: str, label: str, version: str) -> list[str]:
-    """The groups in which a message failed on another version, and that have had no canary on this one."""
+def due_groups(alias: str, label: str, version: str, group: str = "") -> list[str]:
+    """The groups in which a message failed on another version, and that have had no canary on this one. ``group``: as
+    in ``groups_of``."""
     tried = PoisonNote.objects.using(alias).filter(queue=label, version=version).order_by().values("group_key")
-    due = groups_of(alias, label).exclude(worker_version=version).exclude(group_key__in=tried)
+    due = groups_of(alias, label, group).exclude(worker_version=version).exclude(group_key__in=tried)
     return list(due[:MAX_GROUPS])
 
 
@@ -139,7 +148,7 @@ def start(
             raise QueueError(f"{label}: group {group[:6]} has had its canary on version {version}.")
         if running(using).filter(filters=filters).exists():
             raise QueueError(f"{label}: a canary of group {group[:6]} is running.")
-        bounds = _messages(using, label, group).aggregate(first=Min("number"), last=Max("number"))
+        bounds = _unresolved(using, label).filter(group_key=group).aggregate(first=Min("number"), last=Max("number"))
         if bounds["first"] is None:
             raise QueueError(f"{label}: group {group[:6]} has no unresolved message.")
         operation = BulkOperation.objects.using(using).create(
@@ -199,16 +208,9 @@ def failed(alias: str, labels: Collection[str]) -> list[tuple[str, str, str]]:
         is_over = operation.failed > options["budget"] or (operation.failed and not operation.changed)
         if operation.state != State.STOPPED or not is_over or filters["queue"] not in labels:
             continue
-        if nonblocking(_messages(alias, filters["queue"], filters["group"])).exists():
+        if nonblocking(_unresolved(alias, filters["queue"])).filter(group_key=filters["group"]).exists():
             found.append((filters["queue"], filters["group"], options["version"]))
     return found
-
-
-def _messages(alias: str, label: str, group: str) -> QuerySet[PoisonMessage]:
-    """The messages of a group that can go back into this queue. One with another destination was not handled in it."""
-    return PoisonMessage.objects.using(alias).filter(
-        group_key=group, queue=label, destination="", status=PoisonMessage.Status.UNRESOLVED
-    )
 
 
 # -- carrying out ------------------------------------------------------------------------------------------------------
@@ -319,8 +321,8 @@ def _next(operation: BulkOperation, batch: _Batch, queue: Any, alias: str, versi
 def _requeue(operation: BulkOperation, batch: _Batch, queue: Any, alias: str, size: int) -> list[tuple[uuid.UUID, str]]:
     """Requeue the next messages; returns those that went. What another session has locked stays poison."""
     filters = json.loads(operation.filters)
-    rows = _messages(alias, filters["queue"], filters["group"]).order_by("number")
-    rows = rows.filter(number__gt=operation.cursor, number__lte=operation.last).select_for_update(skip_locked=True)
+    rows = _unresolved(alias, filters["queue"]).filter(group_key=filters["group"]).select_for_update(skip_locked=True)
+    rows = rows.filter(number__gt=operation.cursor, number__lte=operation.last).order_by("number")
     found = list(rows.values_list("number", "message_id", "recipient")[:size])
     numbers = [number for number, _, _ in found]
     newest = nonblocking(queue._base_manager.using(alias)).order_by("-pk").values_list("pk", flat=True).first()

@@ -61,7 +61,6 @@ class Command(OperatorCommand):
                 problems.append(str(error))
                 continue
             for group in groups:
-                count += 1
                 if options["dry_run"]:
                     self.stdout.write(f"{label}  {group}")
                     continue
@@ -70,9 +69,9 @@ class Command(OperatorCommand):
                         queue, group, budget=budget, again=options["again"], using=alias
                     )
                 except QueueError as error:
-                    count -= 1
                     problems.append(str(error))
                     continue
+                count += 1
                 self.stdout.write(f"{label}  {group}  {started}")
         if not options["dry_run"]:
             self.stdout.write(f"{counted(count, 'canary was', 'canaries were')} started.")
@@ -87,7 +86,5 @@ def _groups(queue: Any, alias: str, options: dict[str, Any]) -> list[str]:
         raise QueueError(f"{label}: {cause}.")
     version = requeue_after_deploy.deployed_version(alias, queue)
     if options["again"]:
-        found = list(requeue_after_deploy.groups_of(alias, label)[: requeue_after_deploy.MAX_GROUPS])
-    else:
-        found = requeue_after_deploy.due_groups(alias, label, version)
-    return [key for key in found if not group or key == group]
+        return list(requeue_after_deploy.groups_of(alias, label, group)[: requeue_after_deploy.MAX_GROUPS])
+    return requeue_after_deploy.due_groups(alias, label, version, group)

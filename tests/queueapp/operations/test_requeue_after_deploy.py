@@ -277,6 +277,16 @@ def test_the_command_starts_the_canaries_that_are_due() -> None:
     assert f"{GROUP}  operation" in run("--again", "--group", GROUP)
 
 
+def test_the_command_finds_one_group_among_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeue_after_deploy, "MAX_GROUPS", 1)
+    for letter in "abc":
+        bury(1, group_key=letter * 32)
+    deploy("2")
+
+    assert run("--dry-run", "--group", "b" * 32) == f"testapp.Leased  {'b' * 32}\n"
+    assert run("--again", "--group", "c" * 32).endswith("1 canary was started.\n")
+
+
 def test_the_command_says_why_a_queue_has_none() -> None:
     bury(3)
     with pytest.raises(CommandError, match="no worker is alive"):
