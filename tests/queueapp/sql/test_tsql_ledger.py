@@ -10,6 +10,7 @@ import pytest
 from sqlglot import exp
 
 from queueapp.flow.ledger import tables
+from queueapp.operations.ledger import BATCH
 from queueapp.sql.ledger import ACKED, QUEUE, SENT, Count
 from queueapp.sql.sqlserver.backend import SqlServerBackend
 from queueapp.sql.sqlserver.statements import TAKING
@@ -38,6 +39,15 @@ def test_verb_is_one_statement_with_the_locks_it_needs(verb: str) -> None:
     found = parsed(statement.sql)
     assert kinds(found) == [expected]
     assert [given for _, given in hints(found) if given] == locks
+
+
+def test_a_batch_of_maintenance_is_taken_whole() -> None:
+    """Where fewer are taken, maintenance ends for this minute."""
+    recorder = Recorder()
+
+    _ledger.take(never_connected(recorder), tables().entries, 0, 0, BATCH)
+
+    assert recorder.statements[0].params[0] == BATCH
 
 
 def test_taken_entries_have_aware_times() -> None:
