@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from django.db import connections, router, transaction
 
 from .. import delayed
-from ..errors import InvalidOption
+from ..errors import InvalidOption, QueueError
 from ..flow import ledger
 from ..models import LedgerCheck, LedgerEntry, Now
 from ..sending.validation import alias_of
@@ -119,14 +119,27 @@ def refused(queue: Any) -> str:
 def check(queue: Any, alias: str) -> LedgerCheck:
     """Compare the ledger of a queue with its rows and record the result; the first time, open it. A difference is read
     a second time."""
+    return _check(queue, alias)[0]
+
+
+def check_now(queue: Any, *, using: str | None = None) -> Balance:
+    """``check``; returns the balance that it has read. Raises InvalidOption for a queue without a ledger, and
+    QueueError where it cannot be checked."""
+    row, found = _check(queue, _require(queue, using))
+    if found is None:
+        raise QueueError(f"{row.queue}: the ledger cannot be checked: {row.error}.")
+    return found
+
+
+def _check(queue: Any, alias: str) -> tuple[LedgerCheck, Balance | None]:
     label = queue._meta.label
     rows = LedgerCheck.objects.using(alias)
-    if not rows.filter(queue=label, opened_at__isnull=False).exists():
-        _open(queue, alias, only_first=True)
-    if not backend_of(connections[alias]).ledger.reads_together(connections[alias]):
-        cause = "READ_COMMITTED_SNAPSHOT is off, so the tables cannot be read as of one moment"
+    is_open = rows.get_or_create(queue=label)[0].opened_at is not None
+    if cause := _unreadable(alias):
         rows.filter(queue=label).update(checked_at=Now(), error=cause)
-        return rows.get(queue=label)
+        return rows.get(queue=label), None
+    if not is_open:
+        _open(queue, alias, only_first=True)
     found = balance(queue, using=alias)
     if not found.closes:
         found = balance(queue, using=alias)
@@ -138,23 +151,26 @@ def check(queue: Any, alias: str) -> LedgerCheck:
     row = rows.get(queue=label)
     if not found.closes:
         _log.warning("%s", describe(row), extra={"queue": label, "difference": row.difference})
-    return row
+    return row, found
 
 
-def check_now(queue: Any, *, using: str | None = None) -> Balance:
-    """``check``, and the balance after it. Raises InvalidOption for a queue without a ledger."""
-    alias = _require(queue, using)
-    check(queue, alias)
-    return balance(queue, using=alias)
+def _unreadable(alias: str) -> str:
+    """Why the ledgers of a database can be neither opened nor checked: both need tables that are read as of one moment.
+    '': they can."""
+    if backend_of(connections[alias]).ledger.reads_together(connections[alias]):
+        return ""
+    return "READ_COMMITTED_SNAPSHOT is off, so the tables cannot be read as of one moment"
 
 
 def accept(queue: Any, note: str, *, by: Any = None, using: str | None = None) -> Balance:
     """Take the rows that are there now as a new opening balance, after a difference was explained; returns the balance
     before. ``note``: why, for the log. ``by``: the user, for the admin's log. Raises InvalidOption for a queue without
-    a ledger, and without a note."""
+    a ledger, and without a note, and QueueError where it cannot be checked."""
     alias = _require(queue, using)
     if not note.strip():
         raise InvalidOption("note", note, "why the ledger did not close")
+    if cause := _unreadable(alias):
+        raise QueueError(f"{queue._meta.label}: the ledger cannot be opened: {cause}.")
     with transaction.atomic(using=alias):
         before = balance(queue, using=alias)
         _open(queue, alias)

@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 import queueapp
-from queueapp import Chain, Context, Group, InvalidOption, consumer, messages, signals
+from queueapp import Chain, Context, Group, InvalidOption, QueueError, consumer, messages, signals
 from queueapp.alerts import conditions, store
 from queueapp.delayed import dispatch_due
 from queueapp.delayed import operations as delayed
@@ -30,7 +30,7 @@ from queueapp.operations.selections import Source
 from queueapp.operations.statistics import queue_stats
 from queueapp.services.leader_election import Elector
 from queueapp.services.maintenance import Maintenance
-from queueapp.sql import queue_sql
+from queueapp.sql import backend_of, queue_sql
 from tests.databases import parametrize_alias
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.protocol_trace import statements
@@ -347,6 +347,24 @@ def test_a_row_that_is_deleted_by_hand_is_an_alert_until_it_is_accepted(
     evaluate(alias)
     assert [notice.resolved for notice in notifications if notice.kind == "ledger"] == [False, True]
     assert ledger.balance(Ledgered, using=alias).closes
+
+
+def test_a_ledger_is_not_opened_where_tables_are_not_read_as_of_one_moment(alias: str, monkeypatch: Any) -> None:
+    """SQL Server without READ_COMMITTED_SNAPSHOT: the opening balance would be wrong ever after."""
+    Ledgered.objects.using(alias).create(id=uuid.uuid4())
+    with monkeypatch.context() as patched:
+        patched.setattr(type(backend_of(connections[alias]).ledger), "reads_together", lambda *_: False)
+        row = ledger.check(Ledgered, alias)
+        assert (row.opened_at, row.closed_at) == (None, None)
+        assert "READ_COMMITTED_SNAPSHOT is off" in row.error
+        with pytest.raises(QueueError, match=r"testapp\.Ledgered: the ledger cannot be checked: READ_COMMITTED"):
+            ledger.check_now(Ledgered, using=alias)
+        with pytest.raises(QueueError, match="cannot be opened: READ_COMMITTED_SNAPSHOT is off"):
+            ledger.accept(Ledgered, "why", using=alias)
+    Ledgered.objects.using(alias).all().delete()
+
+    row = ledger.check(Ledgered, alias)
+    assert (row.error, row.difference) == ("", 0)
 
 
 def test_the_command_shows_the_balance_and_fails_where_it_does_not_close(alias: str, monkeypatch: Any) -> None:
