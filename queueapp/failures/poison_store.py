@@ -7,6 +7,8 @@ that a message, a handler or a policy can bring about.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import Error, connections, transaction
@@ -93,15 +95,24 @@ def insert_poison_minimal(
 
 def insert(alias: str, **columns: Any) -> None:
     """Insert a poison message."""
+    insert_all(alias, [columns])
+
+
+def insert_all(alias: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Insert poison messages, all or none, with what each of them brings about: its result, if that is kept, its entry
+    in the ledger, and its end as a member of a group."""
+    connection = connections[alias]
     # A savepoint: what fails here is tried in another way, in the same transaction. Not save(): its signals are the
     # user's.
     with transaction.atomic(using=alias):
-        PoisonMessage.objects.using(alias).bulk_create([PoisonMessage(**columns)])
-        ledger.count(connections[alias], columns["queue"], ledger.POISON, ledger.MOVED)
-        if group_members.is_member(columns["headers"]):
-            group_members.end(connections[alias], [columns["message_id"]], group_members.POISON)
-        if (keep_s := workflow.kept_for(columns["headers"])) is not None:
-            results.store_failure(alias, columns, keep_s)
+        PoisonMessage.objects.using(alias).bulk_create([PoisonMessage(**columns) for columns in records])
+        for columns in records:
+            if (keep_s := workflow.kept_for(columns["headers"])) is not None:
+                results.store_failure(alias, columns, keep_s)
+        for queue, count in Counter(columns["queue"] for columns in records).items():
+            ledger.count(connection, queue, ledger.POISON, ledger.MOVED, count)
+        members = [columns["message_id"] for columns in records if group_members.is_member(columns["headers"])]
+        group_members.end(connection, members, group_members.POISON)
 
 
 def _whole_number(value: Any) -> int:

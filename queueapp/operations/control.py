@@ -22,10 +22,9 @@ from ..conf import MAX_CONCURRENCY, settings
 from ..errors import InvalidOption
 from ..failures import expire_actions
 from ..failures.history import attempts_of, clean
-from ..failures.poison_store import full_record, insert_poison, is_transient
+from ..failures.poison_store import full_record, insert_all, insert_poison, is_transient
 from ..failures.recoverability import Failure, Poison
-from ..flow import group_members, ledger
-from ..models import NO_QUEUES, Now, PoisonMessage, QueueControl, Subscriber
+from ..models import NO_QUEUES, Now, QueueControl, Subscriber
 from ..models.delivery import OPTIONS
 from ..models.queue import holds
 from ..options import Option
@@ -291,16 +290,13 @@ def move_to_poison(queue: Any, seqs: Sequence[int], *, reason: str, using: str |
     with transaction.atomic(using=alias):
         rows = lock_unleased(queue, alias, seqs)
         try:
-            with transaction.atomic(using=alias):
-                PoisonMessage.objects.using(alias).bulk_create([_as_poison(queue, row, reason) for row in rows])
-                ledger.count(connections[alias], queue._meta.label, ledger.POISON, ledger.MOVED, len(rows))
+            insert_all(alias, [full_record(queue._meta.label, row, reason, **_history(row)) for row in rows])
         except Exception as error:
             if is_transient(error, alias):
                 raise
             # A value in one of them does not fit its column: store them one by one, as far as they fit.
             for row in rows:
                 insert_poison(alias, queue._meta.label, row, reason, **_history(row))
-        group_members.end_members(connections[alias], rows, group_members.POISON)
         hook = expire_actions.removal_hooks.get(queue)
         if hook is not None and rows:
             hook(alias, rows, reason)
@@ -376,10 +372,6 @@ def _as_row(row: Any) -> Row:
     """A message that the ORM read, as a ``Row``."""
     counts = {name: getattr(row, name, default) for name, default in zip(COUNTS, (0, 0, None), strict=True)}
     return Row(seq=row.pk, id=row.id, **counts, **{"body": None} | message_values(row))
-
-
-def _as_poison(queue: Any, row: Row, reason: str) -> PoisonMessage:
-    return PoisonMessage(**full_record(queue._meta.label, row, reason, **_history(row)))
 
 
 def _history(row: Row) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from queueapp import (
 from queueapp.failures import poison_operations
 from queueapp.flow import results
 from queueapp.models import MessageResult, Now, PoisonMessage
+from queueapp.operations import control
 from queueapp.sending.isolation import in_another_thread
 from tests.databases import parametrize_alias
 from tests.in_process_worker import Worker, eventually, real_commits
@@ -116,6 +117,17 @@ def test_a_result_is_the_value_or_the_error(alias: str, queue: Any) -> None:
     finally:
         worker.stop()
     assert result_of(ids["raises"], using=alias).value == {"text": "text"}
+
+
+@QUEUES
+def test_what_an_operator_moves_to_poison_has_the_reason_as_its_result(alias: str, queue: Any) -> None:
+    kept = queue.send(Ask("text"), keep_result=DAY, using=alias)
+    queue.send(Ask("text"), using=alias)
+    seqs = list(queue.objects.using(alias).values_list("seq", flat=True))
+
+    assert control.move_to_poison(queue, seqs, reason="by hand", using=alias) == 2
+    assert result_of(kept, using=alias).error == "by hand"
+    assert MessageResult.objects.using(alias).count() == 1
 
 
 def test_async_handlers_batches_chains_and_clients(alias: str) -> None:
