@@ -88,7 +88,7 @@ def apply_expire_actions(queue: Any, alias: str, given: Sequence[ExpiredMessage]
     for message in given:
         action = action_for(queue.delivery.on_expired, message.reasons)
         if isinstance(action, PublishTo):
-            publish(queue, alias, message.row, action, message.reasons, message.text)
+            kept += not publish(queue, alias, message.row, action, message.reasons, message.text)
         elif isinstance(action, KeepAsPoison):
             insert_poison(
                 alias, queue._meta.label, _marked(message), message.text, attempts=attempts_of(message.row.failures)
@@ -126,8 +126,9 @@ def limit_reached(queue: Any, row: Row) -> ExpiredMessage | None:
     return ExpiredMessage(row, reasons) if reasons else None
 
 
-def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequence[str], text: str) -> None:
-    """Publish a message that is given up, with its headers and where it came from; or keep it as poison."""
+def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequence[str], text: str) -> bool:
+    """Publish a message that is given up, with its headers and where it came from; or keep it as poison, and return
+    False."""
     try:
         if publisher is None:
             raise QueueError("nothing here publishes to topics")
@@ -151,6 +152,8 @@ def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequen
             f"{clean(one_line(error), 160)}]"
         )
         insert_poison(alias, queue._meta.label, row, why, attempts=attempts_of(row.failures), exception=error)
+        return False
+    return True
 
 
 def _with_time(queue: Any, alias: str, message: ExpiredMessage) -> ExpiredMessage:

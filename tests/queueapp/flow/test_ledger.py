@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 import queueapp
-from queueapp import Chain, Context, Group, InvalidOption, QueueError, consumer, messages, signals
+from queueapp import Chain, Context, Group, InvalidOption, PublishTo, QueueError, consumer, messages, signals
 from queueapp.alerts import conditions, store
 from queueapp.delayed import dispatch_due
 from queueapp.delayed import operations as delayed
@@ -219,6 +219,15 @@ def test_end_is_counted(alias: str, end: str) -> None:
     run(alias)
 
     assert totals(Ledgered, alias) == {"sent": 1} | expected
+
+
+def test_what_expires_and_cannot_be_published_is_poison_and_not_expired(alias: str, delivery: Any) -> None:
+    delivery(Ledgered, on_expired=PublishTo("no queue collects this"))
+    Ledgered.send(Ping("a"), using=alias)
+
+    receive_and("expire")(alias)
+
+    assert totals(Ledgered, alias) == {"sent": 1, "poison": 1}
 
 
 def test_delayed_message_is_counted_on_its_way(alias: str) -> None:
