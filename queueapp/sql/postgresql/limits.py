@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -319,10 +319,7 @@ class ClaimRecords(Statements):
                 # Decoded here: making psycopg's loaders takes longer than the statement.
                 room, record, upto, pending, out = (result.get_value(0, n) for n in range(5))
                 return _number(room), _number(record), _number(upto), (pending or b"").decode(), (out or b"").decode()
-        raw = hot_cursor(connection).connection
-        is_idle = raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
-        with connection.wrap_database_errors, raw.transaction() if is_idle else nullcontext():
-            _lock_queue(connection, self._lock)
+        with locked(connection, self._lock):
             if begins:
                 self._begin_counting(connection)
             return tuple(
