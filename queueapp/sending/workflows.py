@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -87,15 +88,14 @@ class Chain:
         found = list(messages)
         if not found or not all(isinstance(message, Prepared) for message in found):
             raise InvalidMessage("A chain takes a list of prepared messages: Chain([Queue.prepare(body, ...), ...]).")
-        self.steps: tuple[Step, ...] = tuple(step for message in found for step in message.steps)
+        _, *then = (step for message in found for step in message.steps)
+        #: The first message, which carries the others.
+        self._whole = replace(found[0], then=tuple(then))
+        self.steps: tuple[Step, ...] = self._whole.steps
 
     def send(self) -> tuple[uuid.UUID, ...]:
         """Send the first message, which carries the others; returns the ids of all of them. Raises InvalidMessage."""
-        first, then = self.steps[0], self.steps[1:]
-        whole = Prepared(
-            first.queue, first.alias, first.message, first.body_class, then=then, keep_result=first.keep_result
-        )
-        return whole.send_all()
+        return self._whole.send_all()
 
 
 #: Arguments of ``send`` that a member cannot have: it would be stored elsewhere, or by another transaction, or not at
