@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ledger import Count, Entry, LedgerSql
+from ..ledger import Entry, LedgerSql
 from .raw.cursor import execute, fetch
 from .statements import quote_table
 
@@ -14,12 +14,6 @@ class PostgresqlLedger(LedgerSql):
     """Under READ COMMITTED a statement has one snapshot."""
 
     minute = "date_trunc('minute', clock_timestamp())"
-
-    def add(self, connection: Any, entries: str, queue: str, counts: Sequence[Count]) -> None:
-        rows = ", ".join([f"(%s, %s, %s, %s, {self.minute})"] * len(counts))
-        # No row is read. Safe: inserted with what it counts.
-        sql = f"INSERT INTO {self._table(entries)} (queue, place, kind, messages, minute) VALUES {rows}"
-        execute(connection, sql, [value for count in counts for value in (queue, *count)])
 
     def take(self, connection: Any, entries: str, level: int, keep_ms: int, limit: int) -> list[Entry]:
         table = self._table(entries)
@@ -33,6 +27,9 @@ class PostgresqlLedger(LedgerSql):
 
     def reads_together(self, connection: Any) -> bool:
         return True
+
+    def _execute(self, connection: Any, sql: str, params: Sequence[Any]) -> int:
+        return execute(connection, sql, params)
 
     def _table(self, db_table: str) -> str:
         return quote_table(db_table)

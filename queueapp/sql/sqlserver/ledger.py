@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ledger import Count, Entry, LedgerSql
+from ..ledger import Entry, LedgerSql
 from .statements import MAX_BATCH, TAKING, aware, execute, fetch, later_params, quote_table
 
 _READ = ("queue", "place", "kind", "messages", "minute")
@@ -15,12 +15,6 @@ class SqlServerLedger(LedgerSql):
     """With READ_COMMITTED_SNAPSHOT a statement has one snapshot; without it a scan sees what commits while it runs."""
 
     minute = "DATEADD(minute, DATEDIFF(minute, 0, SYSUTCDATETIME()), 0)"
-
-    def add(self, connection: Any, entries: str, queue: str, counts: Sequence[Count]) -> None:
-        rows = ", ".join([f"(%s, %s, %s, %s, {self.minute})"] * len(counts))
-        # No row is read. Safe: inserted with what it counts.
-        sql = f"INSERT INTO {self._table(entries)} (queue, place, kind, messages, minute) VALUES {rows}"
-        execute(connection, sql, [value for count in counts for value in (queue, *count)])
 
     def take(self, connection: Any, entries: str, level: int, keep_ms: int, limit: int) -> list[Entry]:
         # Index: the primary key, from its low end. Safe: TAKING skips locked rows; the caller's transaction inserts the
@@ -39,6 +33,9 @@ class SqlServerLedger(LedgerSql):
         sql = "SELECT CAST(d.[is_read_committed_snapshot_on] AS int) FROM sys.databases AS d WHERE d.[name] = DB_NAME()"
         rows = fetch(connection, sql, ())
         return bool(rows and rows[0][0])
+
+    def _execute(self, connection: Any, sql: str, params: Sequence[Any]) -> int:
+        return execute(connection, sql, params)
 
     def _table(self, db_table: str) -> str:
         return quote_table(db_table)
