@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 from django.db import router, transaction
 
 from .. import messages
+from ..conf import MAX_CONCURRENCY
 from ..errors import InvalidMessage
 from ..messages.body_filters import sealing
 from ..models import MessageResult, Now
 
-#: Values of messages that are not acked yet, at most: those of leases that were lost are never asked for.
-MAX_RETURNED = 10_000
+#: Values of messages that are not acked yet, at most: those of leases that were lost are never asked for. As many as
+#: the most receivers of a queue have in batches of 500, since a value that is dropped before its ack is missing.
+MAX_RETURNED = 500 * MAX_CONCURRENCY
 #: Characters of an error.
 MAX_ERROR = 2_000
 #: Results that maintenance deletes at once.
