@@ -219,16 +219,19 @@ class SqlDelayedStore(DelayedStore):
         """Every semantics is honoured: store, queue and business tables share a database and a transaction."""
 
     def store(self, message: Delayed) -> None:
-        row = DelayedMessage.objects.using(self.alias).create(
-            message_id=message.message_id,
-            destination=message.destination,
-            due=message.due,
-            retries=message.retries,
-            **{name: getattr(message, name) for name in COUNTS},
-            **message_values(message),
-        )
+        connection = connections[self.alias]
+        with ledger.transaction_of(connection, message.destination):
+            row = DelayedMessage.objects.using(self.alias).create(
+                message_id=message.message_id,
+                destination=message.destination,
+                due=message.due,
+                retries=message.retries,
+                **{name: getattr(message, name) for name in COUNTS},
+                **message_values(message),
+            )
+            ledger.count(connection, message.destination, ledger.DELAYED, ledger.SENT)
         message.handle = row.number
-        notifier.delayed(connections[self.alias])
+        notifier.delayed(connection)
 
     def fetch_next_due(self, at: datetime) -> Delayed | None:
         """Call it inside a transaction: the row lock is what keeps other dispatchers away."""
@@ -246,7 +249,7 @@ class SqlDelayedStore(DelayedStore):
         )
 
     def remove(self, message: Delayed) -> bool:
-        return DelayedMessage.objects.using(self.alias).filter(pk=message.handle).delete()[0] == 1
+        return ledger.delete(DelayedMessage.objects.using(self.alias).filter(pk=message.handle), ledger.DELAYED) == 1
 
     def increment_failure_count(self, message: Delayed) -> bool:
         rows = DelayedMessage.objects.using(self.alias).filter(pk=message.handle)

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 import queueapp
 from queueapp import Chain, Context, Group, InvalidOption, PublishTo, QueueError, consumer, messages, signals
 from queueapp.alerts import conditions, store
-from queueapp.delayed import dispatch_due
+from queueapp.delayed import Delayed, SqlDelayedStore, dispatch_due
 from queueapp.delayed import operations as delayed
 from queueapp.failures import poison_operations, recoverability
 from queueapp.flow.ledger import COUNTED, CountedVerbs
@@ -242,6 +242,20 @@ def test_delayed_message_is_counted_on_its_way(alias: str) -> None:
     move_delayed("testapp.Ledgered", Leased, using=alias)
     assert totals(Ledgered, alias) == {"sent": 3, "removed": 2, "waiting": 1}
     assert third
+
+
+def test_the_delayed_store_counts_what_is_stored_and_removed_by_its_methods(alias: str) -> None:
+    delayed_store = SqlDelayedStore(alias)
+    due = datetime.now(UTC) - timedelta(seconds=1)
+    for _ in range(2):
+        delayed_store.store(Delayed(uuid.uuid4(), "testapp.Ledgered", due, "{}", b"{}"))
+    assert totals(Ledgered, alias) == {"sent": 2, "delayed": 2}
+
+    with transaction.atomic(using=alias):
+        found = delayed_store.fetch_next_due(datetime.now(UTC))
+        assert found is not None
+        assert delayed_store.remove(found)
+    assert totals(Ledgered, alias) == {"sent": 2, "removed": 1, "delayed": 1}
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
