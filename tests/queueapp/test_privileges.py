@@ -18,7 +18,7 @@ from django.apps import apps
 from django.db import Error, connection, transaction
 from sqlglot import exp
 
-from queueapp import delayed, notifier, publish, publish_many, replay
+from queueapp import Group, delayed, notifier, publish, publish_many, replay
 from queueapp.contrib.celery import poison as buried
 from queueapp.contrib.celery import result_rows, topology
 from queueapp.contrib.celery.broker_migration.endpoints import QueueappEndpoint
@@ -36,10 +36,15 @@ from queueapp.models import (
     DelayedMessage,
     FairTurn,
     ForwardedMessage,
+    GroupAddition,
+    GroupMember,
+    GroupMessage,
     JournalEntry,
     KeyTokenBucket,
     Leader,
+    MessageGroup,
     MessageKey,
+    MessageResult,
     Now,
     PoisonMessage,
     ProcessedMessage,
@@ -50,7 +55,7 @@ from queueapp.models import (
     TokenBucket,
 )
 from queueapp.models.delivery import Delivery
-from queueapp.operations import control, expiration, move_messages, privileges, schema_check, subscriptions
+from queueapp.operations import control, expiration, ledger, move_messages, privileges, schema_check, subscriptions
 from queueapp.operations.journal import journal_stats
 from queueapp.operations.statistics import queue_stats
 from queueapp.receiving import inbox
@@ -67,7 +72,19 @@ from tests.queueapp.contrib.tasks.declared import noop
 from tests.queueapp.sql.tsql import parsed
 from tests.testapp.leases import Deferring
 from tests.testapp.messages import Nop, Ping
-from tests.testapp.models import Addressed, Capped, InTurns, Keyed, KeyedTransactional, Leased, Rated, RatedPerKey
+from tests.testapp.models import (
+    Addressed,
+    Capped,
+    Followed,
+    Grouped,
+    InTurns,
+    Keyed,
+    KeyedTransactional,
+    Leased,
+    LedgeredWholly,
+    Rated,
+    RatedPerKey,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DOCS = (Path(__file__).parents[2] / "docs" / "privileges.md").read_text()
@@ -301,6 +318,23 @@ def test_an_operator_pauses_purges_requeues_and_archives() -> None:
     assert not Leased.objects.exists()
 
 
+def test_an_operator_ends_what_has_a_group_a_result_and_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leased._meta, "db_table", LedgeredWholly._meta.db_table)
+    with Group(on_complete=LedgeredWholly.prepare({"all": 1})) as group:
+        group.send(LedgeredWholly, {"n": 1})
+    LedgeredWholly.send({"n": 2}, keep_result=timedelta(days=1))
+    seqs = list(LedgeredWholly.objects.values_list("seq", flat=True))
+    with acting_as("inspector", "operator"):
+        assert control.move_to_poison(LedgeredWholly, seqs, reason="by hand") == 2
+        assert group.is_complete
+        assert MessageResult.objects.get().error == "by hand"
+        assert poison_operations.requeue(PoisonMessage.objects.all()) == 2
+        assert control.purge(LedgeredWholly).deleted == 3
+        assert ledger.accept(LedgeredWholly, "a test").closes
+    with acting_as("inspector"):
+        assert queue_stats([LedgeredWholly])[0].ledger_difference == 0
+
+
 def test_wake_ups_need_nothing_but_what_is_granted() -> None:
     if connection.vendor != "microsoft":
         pytest.skip("NOTIFY and LISTEN need no privilege")
@@ -499,13 +533,14 @@ def test_keys_of_subjects_are_made_read_and_erased(settings: Any) -> None:
 
 
 def test_the_start_of_a_worker_reports_what_the_options_of_its_queues_need() -> None:
-    queues = [Keyed, Deferring, Rated, RatedPerKey, Capped, InTurns]
+    queues = [Keyed, Deferring, Rated, RatedPerKey, Capped, InTurns, Followed, Grouped]
     with acting_as("inspector"):
         lacks = privileges.missing_privileges("default", queues)
         plain = privileges.missing_privileges("default", [Leased])
     found = {lack.model: lack.required for lack in lacks if lack.model not in queues}
-    kinds: dict[Any, bool] = {MessageKey: False, DeferredAck: False}
+    kinds: dict[Any, bool] = {MessageKey: False, DeferredAck: False, MessageResult: False}
     kinds |= dict.fromkeys([TokenBucket, KeyTokenBucket, ClaimRecord, FairTurn], True)
+    kinds |= dict.fromkeys([MessageGroup, GroupMember, GroupAddition, GroupMessage], True)
     assert {model: found[model] for model in kinds} == kinds
     assert not kinds.keys() & {lack.model for lack in plain}
     with acting_as("worker"):
