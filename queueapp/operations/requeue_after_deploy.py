@@ -293,6 +293,10 @@ def _present(queue: Any, alias: str, above: int, ids: list[uuid.UUID]) -> set[tu
 
 def _next(operation: BulkOperation, batch: _Batch, queue: Any, alias: str, version: str, budget: int) -> timedelta:
     """The last batch has ended: end the canary, wait for workers, or requeue the next batch."""
+    is_last = operation.cursor >= operation.last
+    if is_last:
+        # Also those that another session had locked when it was their turn.
+        operation.skipped = max(operation.skipped, nonblocking(_remaining(operation, alias)).count())
     counts = f"{operation.changed} handled, {operation.failed} failed again"
     if operation.skipped:
         counts += f", {operation.skipped} skipped"
@@ -301,7 +305,7 @@ def _next(operation: BulkOperation, batch: _Batch, queue: Any, alias: str, versi
         return _end(operation, alias, State.STOPPED, text)
     if operation.failed > budget:
         return _end(operation, alias, State.STOPPED, f"Stopped on version {version}: {counts}.")
-    if operation.cursor >= operation.last:
+    if is_last:
         healed = "Ended on" if operation.failed or operation.skipped else "Healed by"
         return _end(operation, alias, State.FINISHED, f"{healed} version {version}: {counts}.")
     versions = live_versions(alias, queue._meta.label)
@@ -318,12 +322,17 @@ def _next(operation: BulkOperation, batch: _Batch, queue: Any, alias: str, versi
     return FIRST_LOOK
 
 
+def _remaining(operation: BulkOperation, alias: str) -> QuerySet[PoisonMessage]:
+    """The messages that the group had at the start, and that were not requeued."""
+    filters = json.loads(operation.filters)
+    rows = _unresolved(alias, filters["queue"]).filter(group_key=filters["group"])
+    return rows.filter(number__gte=operation.first, number__lte=operation.last)
+
+
 def _requeue(operation: BulkOperation, batch: _Batch, queue: Any, alias: str, size: int) -> list[tuple[uuid.UUID, str]]:
     """Requeue the next messages; returns those that went. What another session has locked stays poison."""
-    filters = json.loads(operation.filters)
-    rows = _unresolved(alias, filters["queue"]).filter(group_key=filters["group"]).select_for_update(skip_locked=True)
-    rows = rows.filter(number__gt=operation.cursor, number__lte=operation.last).order_by("number")
-    found = list(rows.values_list("number", "message_id", "recipient")[:size])
+    rows = _remaining(operation, alias).filter(number__gt=operation.cursor).select_for_update(skip_locked=True)
+    found = list(rows.order_by("number").values_list("number", "message_id", "recipient")[:size])
     numbers = [number for number, _, _ in found]
     newest = nonblocking(queue._base_manager.using(alias)).order_by("-pk").values_list("pk", flat=True).first()
     batch.above = newest or 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from queueapp.errors import QueueError
 from queueapp.models import BulkOperation, DelayedMessage, Now, PoisonMessage, PoisonNote, Subscriber
@@ -191,6 +192,29 @@ def test_a_message_whose_key_waits_in_the_queue_stays_poison() -> None:
     assert (operation.state, operation.changed, operation.skipped) == (FINISHED, 0, 1)
     assert PoisonMessage.objects.count() == 1
     assert operation.note == "Ended on version 2: 0 handled, 0 failed again, 1 skipped."
+
+
+def test_a_group_of_which_another_session_locked_a_message_is_not_healed() -> None:
+    bury(2)
+    deploy("2")
+    operation = start(Leased, GROUP)
+    other_session = connection.copy()
+    other_session.set_autocommit(False)
+    try:
+        with other_session.cursor() as cursor:
+            cursor.execute(
+                f"SELECT 1 FROM {PoisonMessage._meta.db_table} WHERE number = %s FOR UPDATE", [operation.last]
+            )
+        assert carry_out(operation).state == RUNNING
+        handle()
+        carry_out(operation)
+    finally:
+        other_session.rollback()
+        other_session.close()
+
+    assert (carry_out(operation).state, operation.changed, operation.skipped) == (FINISHED, 1, 1)
+    assert operation.note == "Ended on version 2: 1 handled, 0 failed again, 1 skipped."
+    assert PoisonMessage.objects.count() == 1
 
 
 def test_a_failed_step_changes_nothing_and_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
