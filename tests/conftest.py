@@ -22,6 +22,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models import Subscription
 from queueapp.sql.postgresql.raw.plan_guard import PlanGuard
 from queueapp.testing import reset_caches
+from tests import servers_in_memory
 from tests.databases import skip_cases_on_sqlserver, url_of_database
 from tests.in_process_worker import Worker, starting_workers
 from tests.truncate import (
@@ -43,6 +44,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A deadline per example would only measure what else the machine is doing.
 hypothesis.settings.register_profile("queueapp", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("queueapp")
+
+
+def _starts_the_others(config: pytest.Config) -> bool:
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _starts_the_others(config):
+        servers_in_memory.make_place()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _starts_the_others(config):
+        servers_in_memory.remove_place()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -114,7 +114,7 @@ os.register_at_fork(after_in_child=_forget_memberships)
 
 
 def stop(data: Path | None = None) -> bool:
-    """Have an unused server stopped, and wait for its end; False when other processes use it."""
+    """Have an unused server stopped, and wait for its end and its keeper's; False when other processes use it."""
     home = prepare_home(data or data_directory())
     home.keep_running.unlink(missing_ok=True)
     with _lock:
@@ -123,7 +123,8 @@ def stop(data: Path | None = None) -> bool:
             os.close(held)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     seen_in_use = 0
-    while not home.is_free("server"):
+    # The keeper removes the socket's directory after the server's end: what deletes the home must not meet it.
+    while not (home.is_free("server") and home.is_free("keeper")):
         if home.is_unused():
             _ensure_keeper(home)
             seen_in_use = 0

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import psycopg
 
 from project.embedded_postgres.os_account import Account, account_of, binaries_for, prepare_home, remove_home
+from tests import servers_in_memory
 
 from .waiting import wait_until
 
@@ -58,7 +59,7 @@ class PrivateServer:
     left_out: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
-        self._place = Path(tempfile.mkdtemp(prefix="queueapp-crash-"))
+        self._place = Path(tempfile.mkdtemp(prefix="queueapp-crash-", dir=os.environ.get(servers_in_memory.VARIABLE)))
         self._place.chmod(0o755)
         self._home = prepare_home(self._place)
         self._account: Account = account_of(self._home)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import psycopg
 
+from project.embedded_postgres.clients import stop
 from project.embedded_postgres.daemon import LINGER_SECONDS
 from project.embedded_postgres.data_directory import is_running
 from project.paths import CHECKOUT
@@ -66,6 +67,14 @@ def test_server_stops_when_its_only_user_is_killed(data: Path, start: Callable[.
     user.url()
     user.kill()
     until(lambda: is_stopped(data), LINGER_SECONDS + DEADLINE_SECONDS)
+
+
+def test_stop_waits_for_the_keeper_too(data: Path, start: Callable[..., User]) -> None:
+    user = start()
+    user.url()
+    user.leave()
+    assert stop(data)
+    assert home_of(data).is_free("keeper"), "it may still remove files of the home"
 
 
 def test_eight_first_users_at_once_get_one_server(data: Path, start: Callable[..., User]) -> None:
