@@ -22,7 +22,7 @@ pytestmark = real_commits
 SETTINGS = """
 from tests.settings import *
 
-QUEUEAPP = {**QUEUEAPP, "DEAD_AFTER": 2, "HEARTBEAT_INTERVAL": 0.4, "PEEK_DELAY": 0.2, "CRASH_TRACKING_PERIOD": 60}
+QUEUEAPP = {**QUEUEAPP, "DEAD_AFTER": 4, "HEARTBEAT_INTERVAL": 0.4, "PEEK_DELAY": 0.2, "CRASH_TRACKING_PERIOD": 60}
 """
 Start = Callable[..., Tree]
 
@@ -37,10 +37,10 @@ def test_a_handler_that_keeps_the_interpreter_lock_beyond_its_lease_runs_once(
 ) -> None:
     set_up(child_environment, tmp_path, "stalled", SETTINGS)
     if queue is Leased:
-        control.set_option(Leased, "lease_period", timedelta(seconds=2))
+        control.set_option(Leased, "lease_period", timedelta(seconds=4))
     tree = start_tree(queue._meta.label, "--processes", "2", "--http", "0")  # type: ignore[attr-defined]
     tree.wait_for_workers(2)
-    queue.send(Ping("locked", tell=True, keep_lock_ms=8000))  # type: ignore[attr-defined]
+    queue.send(Ping("locked", tell=True, keep_lock_ms=12_000))  # type: ignore[attr-defined]
 
     eventually(lambda: any(process["kept_alive"] for process in reported(tree, "/healthz")[1]["processes"]))
     eventually(lambda: "locked" in names(), 2 * DEADLINE)
@@ -57,7 +57,7 @@ def test_a_handler_past_its_limit_in_c_code_is_ended_with_its_process_alone(
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
     limits = SETTINGS.replace(
-        '"DEAD_AFTER": 2', '"DEAD_AFTER": 2, "TIMEOUT": 1, "STUCK_HANDLER_AFTER": 1, "ATTEMPTS": 1'
+        '"DEAD_AFTER": 4', '"DEAD_AFTER": 2, "TIMEOUT": 1, "STUCK_HANDLER_AFTER": 1, "ATTEMPTS": 1'
     )
     set_up(child_environment, tmp_path, "limited", limits)
     tree = start_tree("testapp.Leased", "--processes", "2", "--concurrency", "1")
@@ -74,7 +74,7 @@ def test_a_stuck_handler_is_replaced_first_and_healthy_handlers_run_to_their_end
     start_tree: Start, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
     limits = SETTINGS.replace(
-        '"DEAD_AFTER": 2', '"DEAD_AFTER": 5, "TIMEOUT": 8, "STUCK_HANDLER_AFTER": 0.5, "SHUTDOWN_GRACE": 1'
+        '"DEAD_AFTER": 4', '"DEAD_AFTER": 5, "TIMEOUT": 8, "STUCK_HANDLER_AFTER": 0.5, "SHUTDOWN_GRACE": 1'
     )
     set_up(child_environment, tmp_path, "stuck", limits)
     tree = start_tree("testapp.Leased", "testapp.AtMostOnce", "--concurrency", "2")
