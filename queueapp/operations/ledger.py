@@ -202,7 +202,7 @@ def describe(row: LedgerCheck) -> str:
     since = row.closed_at or row.opened_at
     return (
         f"{row.queue}: the ledger does not close: {differences}, since {since:%Y-%m-%d %H:%M} UTC; "
-        f"find out why, then run manage.py ledger {row.queue} --accept"
+        f"find out why, then run manage.py ledger {row.queue} --accept NOTE"
     )
 
 

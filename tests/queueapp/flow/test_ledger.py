@@ -358,7 +358,7 @@ def test_a_row_that_is_deleted_by_hand_is_an_alert_until_it_is_accepted(
     assert notice.text.startswith(
         "testapp.Ledgered: the ledger does not close: 1 fewer in the queue than counted, 1 more in poison than counted,"
     )
-    assert notice.text.endswith("UTC; find out why, then run manage.py ledger testapp.Ledgered --accept")
+    assert notice.text.endswith("UTC; find out why, then run manage.py ledger testapp.Ledgered --accept NOTE")
     (stats,) = queue_stats([Ledgered])
     assert stats.ledger_difference == 2
 
