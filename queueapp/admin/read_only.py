@@ -57,7 +57,7 @@ class OperatedAdmin(ReadOnlyAdmin):
 
 
 class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
-    """Base of the pages of task results, which maintenance deletes after a while. The list is in the order of its key
+    """Base of the pages of results, of messages and of tasks, which maintenance deletes after a while. The list is in the order of its key
     and is read in windows, for any size."""
 
     #: The list's title.

@@ -7,7 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from queueapp import Chain
 from queueapp.messages import WORKFLOW, encode_headers, new_id
@@ -55,6 +57,19 @@ def test_results_are_listed_found_and_shown(operator: Client) -> None:
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     page = operator.get(url(MessageResult, "change", str(failed.pk))).content.decode()
     assert "&lt;i&gt;wrong&lt;/i&gt;" in page
+
+
+def test_the_list_takes_as_many_statements_however_many_results_there_are(operator: Client) -> None:
+    def statements() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            operator.get(url(MessageResult))
+        return len(captured)
+
+    result(error="builtins.ValueError: wrong")
+    few = statements()
+    for _ in range(9):
+        result()
+    assert statements() == few
 
 
 def test_a_value_is_shown_to_who_may_view_its_queue_and_never_decrypted(staff: Callable[..., Client]) -> None:
