@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from ..alerts import channels, store
-from ..alerts.conditions import AGE, CANARY, DEAD_WORKER, DEPTH, POISON
+from ..alerts.conditions import AGE, CANARY, DEAD_WORKER, DEPTH, LEDGER, POISON, SWITCHES
 from ..conf import settings
 from ..models import Alert, Now, PoisonMessage, UtcField
 from .databases import DatabaseFilter, OfDatabases
@@ -28,6 +28,7 @@ from .read_only import OperatedAdmin
 KINDS = {
     POISON: "new poison",
     CANARY: "canary stopped",
+    LEDGER: "ledger difference",
     DEAD_WORKER: "dead worker",
     AGE: "oldest message",
     DEPTH: "queue depth",
@@ -195,7 +196,7 @@ def rules() -> list[tuple[str, str]]:
     given = settings.ALERTS
     if not given:
         return []
-    found = [(KINDS[kind], "on" if given.get(kind, True) else "off") for kind in (POISON, CANARY, DEAD_WORKER)]
+    found = [(KINDS[kind], "on" if given.get(kind, True) else "off") for kind in SWITCHES]
     for kind, name in ((AGE, "max_age"), (DEPTH, "max_waiting")):
         bound = given.get(name)
         bounds = bound.items() if isinstance(bound, dict) else [("*", bound)] if bound is not None else []

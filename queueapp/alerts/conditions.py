@@ -19,6 +19,8 @@ from ..operations import ledger, requeue_after_deploy, statistics
 from ..sql import nonblocking
 
 POISON, DEAD_WORKER, CANARY, AGE, DEPTH, LEDGER = "poison", "dead_worker", "canary", "age", "depth", "ledger"
+#: The kinds of which the settings say only whether they are on.
+SWITCHES = (POISON, CANARY, LEDGER, DEAD_WORKER)
 #: Poison groups that have an alert of their own.
 MAX_GROUPS = 200
 #: Characters of a text and of a name.
@@ -68,7 +70,7 @@ def bounded_parts() -> set[str]:
 
 def has_rule(kind: str, queue: str) -> bool:
     """Whether the settings have a rule for alerts of this kind about this queue."""
-    if kind in (POISON, DEAD_WORKER, CANARY, LEDGER):
+    if kind in SWITCHES:
         return bool(settings.ALERTS) and bool(settings.ALERTS.get(kind, True))
     bounds = {AGE: "max_age", DEPTH: "max_waiting"}
     return kind not in bounds or bound_of(bounds[kind], queue) is not None

@@ -96,6 +96,15 @@ def test_the_rules_and_channels_of_the_settings_are_shown(operator: Client, sett
     assert "t0ken" not in text
 
 
+def test_the_alert_of_a_ledger_has_a_name_a_filter_and_a_rule(operator: Client) -> None:
+    raised("ledger", "", "testapp.Leased: the ledger does not close")
+    raised("depth", "", "testapp.Leased: more than 10 messages wait")
+    text = page_of(operator, "?kind=ledger")
+    assert "the ledger does not close" in text
+    assert "more than 10 messages wait" not in text
+    assert text.count("ledger difference") >= 3, "the filter, the rule and the alert"
+
+
 def test_a_test_alert_is_sent_by_every_channel(operator: Client, staff: Callable[..., Client]) -> None:
     address = url(Alert, "test")
     sent = notes(operator.post(address, follow=True))
