@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -410,10 +411,14 @@ class PoisonAdmin(MessageAdmin):
             for verb, view in views.items()
         ]
         pages += [
-            path(f"{verb}/", self.admin_site.admin_view(partial(view, self)), name=f"{name}_{verb}")
+            path(f"{verb}/", self.admin_site.admin_view(partial(self.group_view, view=view)), name=f"{name}_{verb}")
             for verb, view in {"canary": canary_view, "note": notes_view}.items()
         ]
         return [*pages, *super().get_urls()]
+
+    def group_view(self, request: HttpRequest, view: Callable[[Any, HttpRequest], HttpResponse]) -> HttpResponse:
+        """A page about a whole group: its canary, or a note on it."""
+        return self.or_note(request, self.database(request), lambda: view(self, request))
 
     def edit_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """The page that edits a message and requeues the copy."""

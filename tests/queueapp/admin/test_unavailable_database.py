@@ -57,6 +57,7 @@ def messages_of(client: Client, response: Any) -> str:
     [
         *(url(model) + QUERY for model in (DelayedMessage, PoisonMessage, Subscriber)),
         url(Urgent),
+        *(url(PoisonMessage, view) + QUERY + "&group=a" for view in ("canary", "note")),
         *(url(DelayedMessage, view, KEY) for view in ("change", "history", "delete", "body")),
         *(url(PoisonMessage, view, KEY) for view in ("change", "history", "delete", "body", "edit")),
         *(url(Subscriber, view, PROCESS) for view in ("change", "history")),
@@ -73,6 +74,9 @@ def test_operations(operator: Client, more: dict[str, str]) -> None:
     for address in (url(DelayedMessage) + QUERY, url(PoisonMessage) + QUERY, url(Urgent)):
         data = {"action": "delete_selected", "_selected_action": 7, **more}
         assert "cannot be reached" in messages_of(operator, operator.post(address, data))
+    for view in ("canary", "note"):
+        address = f"{url(PoisonMessage, view)}{QUERY}&group=a"
+        assert "cannot be reached" in messages_of(operator, operator.post(address, more))
     for verb in ("pause", "resume", "concurrency", "purge"):
         response = operator.post(url(QueueControl, verb, "testapp.Urgent"), {"tasks": "3", **more})
         assert messages_of(operator, response) == f"Queue testapp.Urgent: the database {AWAY!r} cannot be reached."
