@@ -16,7 +16,6 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -26,7 +25,7 @@ from ..models import MAINTENANCE, BulkOperation, Now, Subscriber, UtcField
 from ..operations import bulk_operations, requeue_after_deploy, selections
 from .databases import DatabaseFilter, OfDatabases
 from .formatting import display, untrusted
-from .operations import Rate, breadcrumbs, is_key, log_entry
+from .operations import Rate, is_key, log_entry, render_page
 from .read_only import OPERATE, ReadOnlyAdmin
 
 State = BulkOperation.State
@@ -124,11 +123,6 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
         may_control = self.may_control(request, operation) and operation.state in VERBS
         verbs = VERBS[operation.state] if may_control else ()
         context = {
-            **self.admin_site.each_context(request),
-            "title": f"{str(operation).capitalize()}: {label_of(operation)}",
-            **breadcrumbs(self, ("", f"{str(operation).capitalize()}: {label_of(operation)}")),
-            "opts": self.opts,
-            "media": self.media,
             "original": self.named_row(operation),
             "operation": operation,
             "badge": self.state_badge(operation),
@@ -143,8 +137,8 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
             "list_url": self.list_url(operation._state.db),
             "history_url": self.url_of(operation, "history"),
         }
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
-        return TemplateResponse(request, "admin/queueapp/bulk_operation.html", context)
+        title = f"{str(operation).capitalize()}: {label_of(operation)}"
+        return render_page(self, request, "admin/queueapp/bulk_operation.html", title, context)
 
     def _facts(self, request: HttpRequest, operation: Any) -> list[tuple[str, Any]]:
         options = ", ".join(f"{name}: {value}" for name, value in json.loads(operation.options).items() if value)

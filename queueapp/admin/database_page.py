@@ -11,7 +11,6 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, router, transaction
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 
 from .. import registry
 from ..errors import UnsupportedServer
@@ -20,7 +19,7 @@ from ..operations.safe_reads import Reader
 from ..sql import backend_of
 from ..sql.database_health import SnapshotHolder, TableHealth
 from .formatting import display, untrusted
-from .operations import breadcrumbs
+from .operations import render_page
 
 #: Holders and tables that are shown.
 HOLDERS, TABLES = 10, 50
@@ -37,16 +36,8 @@ def health_view(page: Any, request: HttpRequest) -> HttpResponse:
     tables: dict[str, list[str]] = {}
     for model in (*registry.queues, DelayedMessage, PoisonMessage):
         tables.setdefault(router.db_for_read(model) or "default", []).append(model._meta.db_table)
-    context = {
-        **page.admin_site.each_context(request),
-        "title": "Databases",
-        **breadcrumbs(page, ("", "Databases")),
-        "opts": page.opts,
-        "media": page.media,
-        "databases": [_health_of(alias, names) for alias, names in sorted(tables.items())],
-    }
-    request.current_app = page.admin_site.name  # type: ignore[attr-defined]
-    return TemplateResponse(request, "admin/queueapp/databases.html", context)
+    databases = [_health_of(alias, names) for alias, names in sorted(tables.items())]
+    return render_page(page, request, "admin/queueapp/databases.html", "Databases", {"databases": databases})
 
 
 def long_transactions(aliases: Iterable[str]) -> list[str]:

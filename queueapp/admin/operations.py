@@ -290,12 +290,16 @@ def breadcrumbs(page: Any, *last: tuple[Any, Any]) -> dict[str, Any]:
     return {"breadcrumbs": [*first, *last], "breadcrumb_list": django.VERSION >= (6, 1)}
 
 
-def ask(page: Any, request: HttpRequest, **question: Any) -> HttpResponse:
-    """Render the confirm page with ``question`` as context. The answer is a POST of ``confirmed`` to ``post_to``."""
-    about = {"opts": page.opts, "media": page.media, **breadcrumbs(page, ("", question["title"]))}
-    context = {**page.admin_site.each_context(request), **about, **question}
+def render_page(page: Any, request: HttpRequest, template: str, title: str, context: dict[str, Any]) -> HttpResponse:
+    """A page with this title below the list of ``page``."""
+    about = {"title": title, **breadcrumbs(page, ("", title)), "opts": page.opts, "media": page.media}
     request.current_app = page.admin_site.name  # type: ignore[attr-defined]
-    return TemplateResponse(request, "admin/queueapp/confirm.html", context)
+    return TemplateResponse(request, template, {**page.admin_site.each_context(request), **about, **context})
+
+
+def ask(page: Any, request: HttpRequest, *, title: str, **question: Any) -> HttpResponse:
+    """Render the confirm page with ``question`` as context. The answer is a POST of ``confirmed`` to ``post_to``."""
+    return render_page(page, request, "admin/queueapp/confirm.html", title, question)
 
 
 def _report(op: Operation, page: Any, request: HttpRequest, asked: int, done: Done) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, router, transaction
+from django.db import DatabaseError, InterfaceError, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -80,7 +80,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         found = overview()
         # Headers are for users who may see the messages.
         readable = frozenset(row.label for row in found.rows if self._messages_of(request, row) is not None)
-        further = findings(found.rows, bool(self._list_of(request, PoisonMessage, DEFAULT_DB_ALIAS)), readable)
+        further = findings(found.rows, bool(self._list_of(request, PoisonMessage)), readable)
         lines = [self._line(request, row, further.get(row.label, ())) for row in found.rows]
         part = PART in request.headers
         context = {
@@ -108,13 +108,8 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def _links(self, request: HttpRequest) -> list[tuple[str, str]]:
         """(address, text) of the pages that go with this one."""
-        links = [(self._url("databases"), "Databases")]
-        for model, text in ((Schedule, "Schedules"), (BulkOperation, "Operations")):
-            page = self.admin_site.get_model_admin(model) if self.admin_site.is_registered(model) else None
-            if page is not None and page.has_view_permission(request):
-                name = f"{page.opts.app_label}_{page.opts.model_name}_changelist"
-                links.append((reverse(f"{self.admin_site.name}:{name}"), text))
-        return links
+        lists = [(self._list_of(request, Schedule), "Schedules"), (self._list_of(request, BulkOperation), "Operations")]
+        return [(self._url("databases"), "Databases"), *((address, text) for address, text in lists if address)]
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """Django's log links here; the overview is the page of every queue."""
@@ -270,13 +265,13 @@ class OverviewAdmin(ReadOnlyAdmin):
     def _url(self, page: str, *args: Any) -> str:
         return reverse(f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_{page}", args=args)
 
-    def _list_of(self, request: HttpRequest, model: Any, alias: str, **filters: str) -> str:
-        """The URL of another list, filtered, for one database; '' if the user may not see it."""
+    def _list_of(self, request: HttpRequest, model: Any, alias: str | None = None, **filters: str) -> str:
+        """The URL of another list, filtered, for one database (None: its first); '' if the user may not see it."""
         page = self.admin_site._registry.get(model)
         if page is None or not page.has_view_permission(request):
             return ""
         meta = model._meta
         url = reverse(f"{self.admin_site.name}:{meta.app_label}_{meta.model_name}_changelist")
-        if alias != router.db_for_write(model):
+        if alias is not None and alias != router.db_for_write(model):
             filters[PARAMETER] = alias
-        return f"{url}?{urlencode(filters)}"
+        return f"{url}?{urlencode(filters)}" if filters else url

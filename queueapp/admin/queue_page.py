@@ -11,7 +11,6 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.html import format_html
 
 from .. import registry
@@ -24,8 +23,9 @@ from ..sql import nonblocking
 from .formatting import charts, display, untrusted
 from .formatting.charts import Chart
 from .large_tables.lists import Start
-from .operations import breadcrumbs
+from .operations import render_page
 from .overview_rows import rate, row_and, short_seconds
+from .read_only import OPERATE
 
 #: By name: the span, and the period of its points in seconds.
 SPANS = {"1h": (timedelta(hours=1), 60), "24h": (timedelta(hours=24), 300), "7d": (timedelta(days=7), 3600)}
@@ -66,11 +66,6 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
     unknown = untrusted.visible(next((cause for _, cause in values if cause), ""))[:300]
     line = page._line(request, row)
     context = {
-        **page.admin_site.each_context(request),
-        "title": f"Queue {queue._meta.label}",
-        **breadcrumbs(page, ("", f"Queue {queue._meta.label}")),
-        "opts": page.opts,
-        "media": page.media,
         "line": line,
         "row": row,
         "charts": [chart for chart in charts_of(found["points"] or (), length) if not chart.is_empty],
@@ -82,10 +77,9 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
         "sample": SAMPLE,
         "messages_url": messages_url,
         "unknown": unknown,
-        "may_operate": line.get("operations") and request.user.has_perm("queueapp.operate_queue"),
+        "may_operate": line.get("operations") and request.user.has_perm(OPERATE),
     }
-    request.current_app = page.admin_site.name  # type: ignore[attr-defined]
-    return TemplateResponse(request, "admin/queueapp/queue.html", context)
+    return render_page(page, request, "admin/queueapp/queue.html", f"Queue {queue._meta.label}", context)
 
 
 def _ledger(alias: str, queue: Any) -> str:

@@ -57,8 +57,8 @@ class OperatedAdmin(ReadOnlyAdmin):
 
 
 class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
-    """Base of the pages of results, of messages and of tasks, which maintenance deletes after a while. The list is in the order of its key
-    and is read in windows, for any size."""
+    """Base of the pages of results, of messages and of tasks, which maintenance deletes after a while. The list is in
+    the order of its key and is read in windows, for any size."""
 
     #: The list's title.
     title = ""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
 from .. import registry
@@ -26,7 +25,7 @@ from .large_tables import content_search, search
 from .large_tables.content_search import HELP, ContentSearch, closed_bodies, needs_content, parse
 from .large_tables.sliced_search import FIRST_SIZE, MAX_SIZE, Position, Rows, SlicedSearch
 from .message_pages import MessageAdmin, may_view
-from .operations import breadcrumbs
+from .operations import render_page
 
 #: Messages of one table that are shown.
 SHOWN = 20
@@ -65,11 +64,6 @@ def search_view(page: Any, request: HttpRequest) -> HttpResponse:
         places = list(_search_ids(page, request, terms[0]))
         found = Found(places, len(places))
     context = {
-        **page.admin_site.each_context(request),
-        "title": "Search",
-        **breadcrumbs(page, ("", "Search")),
-        "opts": page.opts,
-        "media": page.media,
         "query": query,
         "help": HELP,
         "found": [place for place in found.places if place.rows],
@@ -78,8 +72,7 @@ def search_view(page: Any, request: HttpRequest) -> HttpResponse:
         "progress": found.progress,
         "further": found.further,
     }
-    request.current_app = page.admin_site.name  # type: ignore[attr-defined]
-    return TemplateResponse(request, "admin/queueapp/search.html", context)
+    return render_page(page, request, "admin/queueapp/search.html", "Search", context)
 
 
 # -- by what is in a message -----------------------------------------------------------------------------------------
