@@ -36,10 +36,9 @@ TONES: dict[str, display.Tone] = {
 VERBS = {State.RUNNING: ("pause", "stop"), State.PAUSED: ("resume", "stop")}
 _DO = {"pause": bulk_operations.pause, "resume": bulk_operations.resume, "stop": bulk_operations.stop}
 _DONE = {"pause": "paused", "resume": "running again", "stop": "stopped", "rate": "at the new rate"}
-
-
-#: Why messages were skipped: by a replay, and by others.
+#: Why messages were skipped: by a replay, by others, and by a canary.
 _SKIPPED = {True: "not for the queue, or not matched by the filter", False: "in flight, or gone"}
+_SKIPPED_BY_CANARY = "locked by another session, or a message with the same dedupe key waits"
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -141,26 +140,30 @@ class BulkOperationAdmin(ReadOnlyAdmin, OfDatabases):
         return render_page(self, request, "admin/queueapp/bulk_operation.html", title, context)
 
     def _facts(self, request: HttpRequest, operation: Any) -> list[tuple[str, Any]]:
-        options = ", ".join(f"{name}: {value}" for name, value in json.loads(operation.options).items() if value)
-        is_replay = operation.action == bulk_operations.REPLAY
-        took = operation.changed_at - operation.started_at
+        given = json.loads(operation.options)
+        options = ", ".join(f"{name}: {value}" for name, value in given.items() if value not in ("", None))
         is_canary = _is_canary(operation)
-        per_second = operation.changed / took.total_seconds() if took.total_seconds() > 0 and not is_canary else 0
-        changed = f"{operation.changed:,}" + (f" ({per_second:,.0f} a second)" if per_second else "")
+        if is_canary:
+            # It takes its next batch when the last one has ended.
+            pace = ("In the queue", f"{requeue_after_deploy.waiting_in(operation):,} of the last batch")
+            changed, failed, skipped = "Handled", "Failed again", _SKIPPED_BY_CANARY
+        else:
+            pace = ("Rate", f"at most {operation.rate:,g} a second" if operation.rate else "as fast as it can")
+            changed, failed = "Changed", "Failed"
+            skipped = _SKIPPED[operation.action == bulk_operations.REPLAY]
+        seconds = (operation.changed_at - operation.started_at).total_seconds()
+        per_second = operation.changed / seconds if seconds > 0 and not is_canary else 0
         facts = [
             ("On", self._source_link(request, operation)),
             ("Options", untrusted.inline(options, 300) if options else ""),
             ("Started", format_html("{} by {}", display.moment(operation.started_at), self.user(operation))),
             ("Last batch", display.ago(operation.changed_at, operation.db_now)),
-            ("Rate", f"at most {operation.rate:,g} a second" if operation.rate else "as fast as it can"),
-            ("In the queue", f"{requeue_after_deploy.waiting_in(operation):,} of the last batch"),
-            ("Handled" if is_canary else "Changed", changed),
-            ("Skipped", f"{operation.skipped:,} ({_SKIPPED[is_replay]})" if operation.skipped else "0"),
-            ("Failed again" if is_canary else "Failed", f"{operation.failed:,}"),
+            pace,
+            (changed, f"{operation.changed:,}" + (f" ({per_second:,.0f} a second)" if per_second else "")),
+            ("Skipped", f"{operation.skipped:,} ({skipped})" if operation.skipped else "0"),
+            (failed, f"{operation.failed:,}"),
         ]
-        # A canary takes its next batch when the last one has ended.
-        left_out = "Rate" if is_canary else "In the queue"
-        return [(name, value) for name, value in facts if value != "" and name != left_out]
+        return [(name, value) for name, value in facts if value != ""]
 
     def _source_link(self, request: HttpRequest, operation: Any) -> Any:
         """The list that it was started from, with its filters."""

@@ -68,6 +68,17 @@ def test_what_keeps_a_canary_from_starting_is_a_message(operator: Client, group:
     assert not BulkOperation.objects.exists()
 
 
+def test_a_canary_shows_a_budget_of_none_and_why_it_has_skipped_messages(operator: Client) -> None:
+    operation = BulkOperation.objects.create(
+        action="requeue_after_deploy", source="queueapp.PoisonMessage", first=1, last=9, cursor=4, skipped=2,
+        filters=json.dumps({"queue": "testapp.Leased", "group": GROUP}),
+        options=json.dumps({"version": "2.0", "budget": 0}),
+    )  # fmt: skip
+    text = operator.get(url(BulkOperation, "change", operation.pk)).content.decode()
+    assert "budget: 0" in text
+    assert "2 (locked by another session, or a message with the same dedupe key waits)" in text
+
+
 def test_a_note_is_shown_where_its_group_is(operator: Client, group: str) -> None:
     page = url(PoisonMessage, "note") + group
     operator.get(page)
