@@ -124,8 +124,6 @@ class ContentSearch:
         table = self.table(rows, descending)
         if not table.can_match:
             return Looked()
-        if monotonic() > ends_at:
-            return found
         (part,) = scan(connections[rows.db], [table.slice(None, MAX_ROWS)])
         end = table.compare(part, found, BATCH, lambda: len(found.keys) < MAX_MATCHES and monotonic() < ends_at)
         if end == table.end_of(part):
@@ -275,11 +273,8 @@ class SearchedTable:
 
     def slice(self, after: int | None, limit: int) -> QuerySet[Any]:
         """So many rows behind this key, for ``scan``."""
-        rows = (
-            self._rows if after is None else self._rows.filter(**{f"pk__{'lt' if self._descending else 'gt'}": after})
-        )
         is_candidate = Case(When(self._candidates, then=Value(1)), default=Value(0)) if self._candidates else Value(1)
-        return rows.values_list("pk", is_candidate)[:limit]
+        return self._behind(self._rows, after).values_list("pk", is_candidate)[:limit]
 
     def _behind(self, rows: QuerySet[Any], key: int | None) -> QuerySet[Any]:
         return rows if key is None else rows.filter(**{f"pk__{'lt' if self._descending else 'gt'}": key})
@@ -296,8 +291,7 @@ class SearchedTable:
         rows = self._compared.filter(pk__gte=part.low_match, pk__lte=part.high_match)
         last: int | None = None
         while may_continue():
-            behind = self._behind(rows, last)
-            fetched = list(behind.values(*self._wanted)[:batch])
+            fetched = list(self._behind(rows, last).values(*self._wanted)[:batch])
             found.keys += [row["pk"] for row in fetched if self._search.matches(row, found)]
             found.rows += len(fetched)
             if len(fetched) < batch:
