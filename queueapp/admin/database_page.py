@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -81,7 +80,7 @@ def _health_of(alias: str, tables: list[str]) -> dict[str, Any]:
         "quiet": f"Nothing to do: no transaction has been open for {display.duration(LONG)}, and no table has more "
         f"than {DEAD_ROWS:,} dead rows and twice as many as live ones.",
         "advice": [
-            *filter(None, map(partial(_advice_on_holder, connection.vendor), holders)),
+            *(_advice_on_holder(holder, connection) for holder in holders if _is_long(holder)),
             *filter(None, map(advice_on_table, found)),
         ],
     }
@@ -118,15 +117,9 @@ def _is_bloated(table: TableHealth) -> bool:
     return dead > DEAD_ROWS and dead > DEAD_SHARE * (table.rows or 0)
 
 
-def _advice_on_holder(vendor: str, holder: SnapshotHolder) -> str:
-    if not _is_long(holder):
-        return ""
+def _advice_on_holder(holder: SnapshotHolder, connection: Any) -> str:
     name, age = untrusted.visible(holder.name)[:60], display.of_seconds(holder.seconds)
-    ends = {
-        "session": f"end it: {'KILL ' + name if vendor == 'microsoft' else f'SELECT pg_terminate_backend({name})'}",
-        "prepared transaction": "COMMIT PREPARED or ROLLBACK PREPARED it",
-    }
-    end = ends.get(holder.kind, "advance or drop it")
+    end = untrusted.visible(backend_of(connection).health.ending_of(holder))
     return (
         f"The {holder.kind} {name} has been open for {age}. Until it ends, the database removes no row that was "
         f"deleted after its begin, and each claim has to read past them: all queues become slower. Find out what it "

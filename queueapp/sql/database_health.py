@@ -40,6 +40,10 @@ class DatabaseHealth(abc.ABC):
         """Those that keep the oldest row versions, the oldest first."""
 
     @abc.abstractmethod
+    def ending_of(self, holder: SnapshotHolder) -> str:
+        """How to end one, as the words of an advice."""
+
+    @abc.abstractmethod
     def tables(self, connection: Any, tables: Sequence[str]) -> list[TableHealth]:
         """These tables, as far as they exist, the largest first."""
 

@@ -30,6 +30,13 @@ class PostgresqlDatabaseHealth(DatabaseHealth):
         )
         return [SnapshotHolder(*row) for row in fetch(connection, sql, (limit,))]
 
+    def ending_of(self, holder: SnapshotHolder) -> str:
+        endings = {
+            "session": f"end it: SELECT pg_terminate_backend({holder.name})",
+            "prepared transaction": "COMMIT PREPARED or ROLLBACK PREPARED it",
+        }
+        return endings.get(holder.kind, "advance or drop it")
+
     def tables(self, connection: Any, tables: Sequence[str]) -> list[TableHealth]:
         # Index: pg_class by oid. Safe: a plain read of the catalog.
         sql = (

@@ -27,6 +27,9 @@ class SqlServerDatabaseHealth(DatabaseHealth):
         )
         return [SnapshotHolder(*row) for row in fetch(connection, sql, (limit,))]
 
+    def ending_of(self, holder: SnapshotHolder) -> str:
+        return f"end it: KILL {holder.name}"
+
     def tables(self, connection: Any, tables: Sequence[str]) -> list[TableHealth]:
         # Index: the catalog's, by object id. Safe: a plain read of the catalog.
         sql = (
