@@ -57,14 +57,14 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
                 "Make it TRANSACTIONAL, whose max_backlog counts transactions, or leave the options out.",
             )
         )
-    if limited_claims.keeps_records(queue) and not router.allow_migrate_model(
-        alias := router.db_for_write(queue), ClaimRecord
+    alias = router.db_for_write(queue)
+    for counted, table, is_used in (
+        ("max_backlog is counted by records", ClaimRecord, limited_claims.keeps_records(queue)),
+        ("rate_per_key is counted by token buckets", KeyTokenBucket, delivery.rate_per_key is not None),
     ):
-        text = (
-            f"{label}.Delivery.max_backlog is counted by records in {alias!r}, where the router allows no tables of "
-            "queueapp."
-        )
-        found.append(("queueapp.E044", text, "Let the router put them there."))
+        if is_used and not router.allow_migrate_model(alias, table):
+            text = f"{label}.Delivery.{counted} in {alias!r}, where the router allows no tables of queueapp."
+            found.append(("queueapp.E044", text, "Let the router put them there."))
     if delivery.groups and (refused := _not_with_groups(queue)):
         text = f"{label}.Delivery.groups: {refused}, so the group would not detect the end of a member."
         found.append(("queueapp.E045", text, "Give the members a queue of their own."))
@@ -80,14 +80,6 @@ def _errors(queue: Any) -> list[tuple[str, str, str]]:
     if delivery.max_concurrent_per_key is not None and (refused := _not_counted_by_key(queue)):
         text = f"{label}.Delivery.max_concurrent_per_key: {refused}."
         found.append(("queueapp.E048", text, "Set fair_by as well; on SQL Server use AT_LEAST_ONCE."))
-    if delivery.rate_per_key is not None and not router.allow_migrate_model(
-        alias := router.db_for_write(queue), KeyTokenBucket
-    ):
-        text = (
-            f"{label}.Delivery.rate_per_key is counted by token buckets in {alias!r}, where the router allows no "
-            "tables of queueapp."
-        )
-        found.append(("queueapp.E044", text, "Let the router put them there."))
     if delivery.requeue_after_deploy is not None and (refused := requeue_after_deploy.refused(queue)):
         text = f"{label}.Delivery.requeue_after_deploy: {refused}."
         found.append(("queueapp.E059", text, "Leave the option out, and requeue the queue's poison by hand."))
