@@ -2,7 +2,8 @@
 
 Also: operations on many messages, which operators have started, go on batch by batch; messages with a priority that no
 claim finds get the nearest one; poison messages that were archived or edited are deleted after their retention; delayed
-messages for unknown queues, and messages that no consumer takes, are named in the log.
+messages for unknown queues, and messages that no consumer takes, are named in the log; canaries are started after a
+deploy; ledgers are checked. ``AlertEvaluator`` evaluates the alerts, where this process leads the maintenance.
 
 One process per database and set of queues does all of it, elected for this alone: it need not be the one that
 dispatches delayed messages. Every task is idempotent and works in small batches that skip locked rows, so no task waits
@@ -186,6 +187,14 @@ class Maintenance(Service):
                 raise
             self._failure = self._failure or error
 
+    def _tolerate(self, error: Error, subject: Hashable = None, text: str = "", name: str = "", **facts: Any) -> None:
+        """Raise an error, unless it is one of a single queue or table (``_OF_ONE_QUEUE``), which the log names by this
+        text, if there is one, with places for the name and the error."""
+        if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
+            raise error
+        if text and self._may_report(subject):
+            log.warning(text, name, error, extra=facts)
+
     # -- the tasks ------------------------------------------------------------------------------------------------
 
     def _clamp_and_settle(self) -> None:
@@ -203,8 +212,7 @@ class Maintenance(Service):
         try:
             moved.update(clamp_priorities(queue, self.alias, self))
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
+            self._tolerate(error)
         if moved and self._may_report((queue, "priorities")):
             _log_moved(queue, moved)
             moved.clear()
@@ -225,8 +233,7 @@ class Maintenance(Service):
         try:
             barriers.release(queue, self.alias)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
+            self._tolerate(error)
 
     def _purge_all(self) -> None:
         for queue in self.queues:
@@ -236,8 +243,7 @@ class Maintenance(Service):
         try:
             purge_expired(queue, self.alias, self)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
+            self._tolerate(error)
             label = queue._meta.label
             if label not in self._unpurged:
                 self._unpurged.add(label)
@@ -271,11 +277,8 @@ class Maintenance(Service):
         try:
             ledger.check(queue, self.alias)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
-            if self._may_report((queue, "ledger")):
-                log.warning("%s: the ledger cannot be checked: %s", queue._meta.label, error,
-                            extra={"queue": queue._meta.label})  # fmt: skip
+            label = queue._meta.label
+            self._tolerate(error, (queue, "ledger"), "%s: the ledger cannot be checked: %s", label, queue=label)
 
     def _requeue_after_deploy(self) -> None:
         queues = [queue for queue in self.queues if queue.delivery.requeue_after_deploy is not None]
@@ -284,11 +287,8 @@ class Maintenance(Service):
         try:
             requeue_after_deploy.start_due(self.alias, queues, self._examined)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
-            if self._may_report("requeue_after_deploy"):
-                log.warning("Poison in %r cannot be requeued after a deploy: %s", self.alias, error,
-                            extra={"database": self.alias})  # fmt: skip
+            text = "Poison in %r cannot be requeued after a deploy: %s"
+            self._tolerate(error, "requeue_after_deploy", text, self.alias, database=self.alias)
 
     def _may_continue_anew(self) -> bool:
         restart_deadline()
@@ -298,11 +298,8 @@ class Maintenance(Service):
         try:
             self._has_more = bulk_operations.carry_out(self.alias, self._may_continue_anew)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
-            if self._may_report("operations"):
-                log.warning("Operations on many messages in %r cannot be carried out: %s", self.alias, error,
-                            extra={"database": self.alias})  # fmt: skip
+            text = "Operations on many messages in %r cannot be carried out: %s"
+            self._tolerate(error, "operations", text, self.alias, database=self.alias)
 
     def _record_statistics(self) -> None:
         def may_continue() -> bool:
@@ -312,12 +309,9 @@ class Maintenance(Service):
         try:
             self._snapshots.record(may_continue)
         except Error as error:
-            if backend_of(connections[self.alias]).error_kind(error) not in _OF_ONE_QUEUE:
-                raise
+            text = "The statistics of the queues in %r cannot be stored: %s"
+            self._tolerate(error, "statistics", text, self.alias, database=self.alias)
             self._snapshots.wait = REPORT_AGAIN
-            if self._may_report("statistics"):
-                log.warning("The statistics of the queues in %r cannot be stored: %s", self.alias, error,
-                            extra={"database": self.alias})  # fmt: skip
 
     def _report(self) -> None:
         if self._with_barriers:
