@@ -1,8 +1,8 @@
 """The consumers of this process, by queue, type and name: the registry, and ``Registration``, one consumer with its
-options.
+options and the checks of what can be a handler.
 
-A generator function cannot: calling it makes a generator and runs nothing of its body, and the message would be acked.
-It is refused here, even if it is wrapped; where only the call shows it, the attempt fails (``workers``).
+A generator function cannot be one: calling it makes a generator and runs nothing of its body, and the message would be
+acked. It is refused here, even if it is wrapped; where only the call shows it, the attempt fails (``workers``).
 """
 
 from __future__ import annotations

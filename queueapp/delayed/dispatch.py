@@ -38,6 +38,8 @@ from ..sql.message_columns import Row, row_from
 from ..sql.tables import StoreTable
 from .store import Delayed, DelayedStore, addresses, is_built_in, open_for_any, store_of
 
+log = logging.getLogger("queueapp")
+
 
 class Dispatched(NamedTuple):
     """What one round did: messages moved to their queues, moved to poison, and failed but to be tried again."""
@@ -273,7 +275,7 @@ def next_due_in(alias: str, seen: Agenda | None = None) -> timedelta | None:
     return found
 
 
-log = logging.getLogger("queueapp")
+# -- a third party's store ---------------------------------------------------------------------------------------------
 
 
 def dispatch_next(

@@ -477,8 +477,7 @@ def _honours(opened: Semantics, wanted: Semantics) -> bool:
     return STRONGEST_FIRST.index(opened) <= STRONGEST_FIRST.index(wanted)
 
 
-# -- which databases keep delayed messages for queues of other ones: what queues say in ``Delivery.delayed_in``
-# ---------
+# -- which databases keep delayed messages for queues of other ones (``Delivery.delayed_in``) --------------------------
 #
 # Such a message is addressed to ``label@alias``, by the alias of the queue's database. No queue of the store's own
 # database answers to that, so its ordinary dispatcher, and any version that knows of no such messages, leaves it alone;

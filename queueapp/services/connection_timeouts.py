@@ -12,12 +12,12 @@ Three layers find a dead connection, each for what the one before cannot see:
 
 Values in the project's DATABASES take precedence. Unix sockets need none of the TCP settings and ignore them.
 
-An *outage* of a database, as far as this process knows, is one log line when it stops to answer, and one when it
-answers again. The first statement of the engine that loses its connection, or gets none, begins an *outage*
-(``ResponseDeadline`` reports it). Failures during it belong to it, and the circuit breakers do not log them again. It
-ends with the first new connection, opened by any thread, that answers a statement; callbacks registered with
-``on_recovery`` then run, so that the listener reconnects at once. An old connection proves nothing: its answer may have
-been on the way when the server went.
+An *outage* begins with the first statement of the engine that loses its connection, or gets none (``ResponseDeadline``
+reports it). The log says once that the database does not answer, and once that it answers again, as far as this process
+knows. Failures during an outage belong to it, and the circuit breakers do not log them again. It ends with the first
+new connection, opened by any thread, that answers a statement; callbacks registered with ``on_recovery`` then run, so
+that the listener reconnects at once. An old connection proves nothing: its answer may have been on the way when the
+server went.
 
 A database that comes and goes would fill the log: an outage that begins less than ``SPACING`` after the end of the last
 one is reported only once it has lasted for ``NOTABLE``.
@@ -45,6 +45,9 @@ from ..errors import UnsupportedServer
 from ..operations.privileges import remedy_of
 from ..sql import ErrorKind, backend_of
 from .service import Service
+
+log = logging.getLogger("queueapp.workers")
+_T = TypeVar("_T")
 
 #: Seconds between the end of one outage and the beginning of another that is reported at once.
 SPACING = 10.0
@@ -157,10 +160,6 @@ def _new_connection_answers(*, connection: Any, **_: Any) -> None:
 connection_created.connect(_new_connection_answers, dispatch_uid="queueapp.services.outages")
 circuit_breaker.already_reported.append(caused_by_outage)
 circuit_breaker.remedies.append(remedy_of)
-
-
-log = logging.getLogger("queueapp.workers")
-_T = TypeVar("_T")
 
 #: Seconds between two checks of the watchdog, and by how many a check is late when the process has stood still.
 _CHECK_INTERVAL, _STOOD_STILL = 0.25, 1.0

@@ -7,11 +7,10 @@ runs again with the retries that it had left. ``broker_transport_options["keep_f
 False`` on a task, turns this off. The worker's main process does it, because it learns of every end, also of the death
 of a child.
 
-It also rejects malformed task messages: they name a task, and their headers or body are not what Celery writes.
-
-Celery does not validate them and fails outside of its error handling: the worker exits, the message is delivered again
-and ends the next worker, or the task is never started and never acked. Here such a message is refused on receipt and
-becomes poison, with the reason.
+A malformed task message, which names a task and has headers or a body that Celery does not write, becomes poison as
+well. Celery does not validate it and fails outside of its error handling: the worker exits, the message is delivered
+again and ends the next worker, or the task is never started and never acked. Here it is refused on receipt, with the
+reason.
 """
 
 from __future__ import annotations
@@ -45,6 +44,8 @@ from ...failures.history import MAX_TEXT, clean, describe
 from ...messages.escaping import in_one_line
 from . import ended_tasks, poison, retrying
 from .in_flight import Delivered
+
+log = logging.getLogger("queueapp")
 
 #: Errors that a value of the wrong shape causes. Errors of the database, the network or the disk are not among them.
 SHAPE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -142,8 +143,6 @@ def _tolerant(handle: Any) -> Any:
 
     return on_task_received
 
-
-log = logging.getLogger("queueapp")
 
 #: Exceptions that end a task without being a failure of it.
 _NO_FAILURE = (Retry, Ignore, Reject, Terminated, MemoryError)

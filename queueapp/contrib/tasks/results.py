@@ -327,7 +327,7 @@ def _result(
 
 
 def _add_attempt(queue: Any, alias: str, identity: uuid.UUID, result: Any) -> None:
-    """Add the running attempt: its worker, and its start as the lease token has it, by that worker\'s clock."""
+    """Add the running attempt: its worker, and its start as the lease token has it, by that worker's clock."""
     leases = queue.objects.using(alias).filter(id=identity, lease_token__isnull=False)
     lease = leases.values_list("lease_token", "lease_owner").first()
     began, owner = (sent_at(lease[0]), lease[1]) if lease else (datetime.now(UTC), None)

@@ -465,7 +465,7 @@ class KombuEndpoint:
         return []
 
     def bindings(self, queue: str) -> list[tuple[str, str, str]]:
-        """Celery\'s default binding of a queue."""
+        """Celery's default binding of a queue."""
         return [(queue, "direct", queue)]
 
     def declare(self, queue: str, bindings: Sequence[tuple[str, str, str]]) -> None:
@@ -545,4 +545,4 @@ def _envelope_of(queue: str, message: Any) -> Envelope:
         "headers": dict(message.headers or {}),
         "properties": properties,
     }
-    return Envelope(key_of(queue, parts), queue, {**parts, "properties": properties})
+    return Envelope(key_of(queue, parts), queue, parts)
