@@ -14,12 +14,14 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from django.core.exceptions import PermissionDenied
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.utils.http import urlencode
 
 from .. import registry
 from ..models import DelayedMessage, PoisonMessage
-from ..operations.statistics import Database
+from ..operations.safe_reads import Reader
+from ..sql.orm import rows_in
 from .formatting import untrusted
 from .large_tables import content_search, search
 from .large_tables.content_search import HELP, ContentSearch, closed_bodies, needs_content, parse
@@ -131,8 +133,8 @@ def _position(request: HttpRequest, names: Sequence[str]) -> Position:
 def _search_ids(page: Any, request: HttpRequest, term: Any) -> Iterator[Place]:
     tables, ends_at = list(_tables(page, request)), monotonic() + content_search.MAX_SECONDS
     # One reader of each database: after a connection error it does not try again.
-    databases = {alias: Database(alias) for alias in {alias for _, alias in tables}}
-    empty = _empty(tables, databases)
+    readers = {alias: Reader(alias) for alias in {alias for _, alias in tables}}
+    empty = _empty(tables, readers)
     for model, alias in tables:
         messages: MessageAdmin = page.admin_site._registry[model]
         name = _name(messages, model, alias)
@@ -142,7 +144,7 @@ def _search_ids(page: Any, request: HttpRequest, term: Any) -> Iterator[Place]:
         if monotonic() > ends_at:
             yield Place(name, [], "", "not searched: the time was over")
             continue
-        found, cause = databases[alias].reader.read(partial(_find, messages, request, alias, term))
+        found, cause = readers[alias].read(partial(_find, messages, request, alias, term))
         if found is None:
             yield Place(name, [], "", f"not searched: {untrusted.visible(cause)[:200]}")
             continue
@@ -183,18 +185,18 @@ def _tables(page: Any, request: HttpRequest) -> Iterator[tuple[Any, str]]:
                 yield model, alias
 
 
-def _empty(tables: Iterable[tuple[Any, str]], databases: Mapping[str, Database]) -> set[tuple[Any, str]]:
-    """The queues without a message: most of many, and one statement tells it of a hundred."""
+def _empty(tables: Iterable[tuple[Any, str]], readers: Mapping[str, Reader]) -> set[tuple[Any, str]]:
+    """The tables without a message: most of many, and two statements tell it of all in a database."""
     by_alias: defaultdict[str, list[Any]] = defaultdict(list)
     for model, alias in tables:
-        if model in registry.queues:
-            by_alias[alias].append(model)
-    return {
-        (queue, alias)
-        for alias, queues in by_alias.items()
-        for queue, head in databases[alias].heads_of(queues).items()
-        if not head.rows
-    }
+        by_alias[alias].append(model)
+    found = set()
+    for alias, models in by_alias.items():
+        names = [model._meta.db_table for model in models]
+        # What cannot be read together is read table by table.
+        has_rows = readers[alias].read(partial(rows_in, connections[alias], names))[0] or [None] * len(models)
+        found |= {(model, alias) for model, has in zip(models, has_rows, strict=True) if has is False}
+    return found
 
 
 def _keys(messages: MessageAdmin, rows: Any, term: Any) -> list[int]:

@@ -179,6 +179,14 @@ def have_rows(connection: Any, tables: Sequence[str]) -> list[bool]:
     return [number in numbers for number in range(len(tables))]
 
 
+def rows_in(connection: Any, tables: Sequence[str]) -> list[bool | None]:
+    """Whether each of these tables has a row; None: the catalog does not have the table. Two statements."""
+    known = exist(connection, tables)
+    there = [table for table, is_there in zip(tables, known, strict=True) if is_there]
+    found = iter(have_rows(connection, there) if there else ())
+    return [next(found) if is_there else None for is_there in known]
+
+
 class Scan(NamedTuple):
     """The rows of a slice: how many, the ends of their keys, and of the keys of those that match (None: no row)."""
 

@@ -19,7 +19,7 @@ from django.db import Error, connections
 
 from ...operations.safe_reads import Reader
 from ...sql import ErrorKind, backend_of
-from ...sql.orm import Scan, exist, have_rows, scan
+from ...sql.orm import Scan, rows_in, scan
 from .content_search import ContentSearch, Looked, SearchedTable
 
 #: Statements of one response, without those of the session, of the user and of the first transaction; those that
@@ -175,10 +175,8 @@ class SlicedSearch:
         numbers = [number for number in range(first, end) if self.tables[number].alias == alias]
         self._budget.take(2)
         self._is_looking_up = True
-        names = {number: self.tables[number].model._meta.db_table for number in numbers}
-        there = [number for number, known in zip(names, exist(connection, list(names.values())), strict=True) if known]
-        found = have_rows(connection, [names[number] for number in there]) if there else []
-        self._has_rows |= dict.fromkeys(numbers) | dict(zip(there, found, strict=True))
+        names = [self.tables[number].model._meta.db_table for number in numbers]
+        self._has_rows |= dict(zip(numbers, rows_in(connection, names), strict=True))
         self._is_looking_up = False
 
     def _next_tables(self) -> list[int]:
