@@ -8,12 +8,11 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ..errors import UndecodableMessage
+from ..errors import QueueError
 from ..messages import read_kind
-from ..messages.body_filters import is_secret
+from ..messages.body_filters import decompressed, is_secret
 from ..models import MessageResult, Now, UtcField
 from ..sql import nonblocking
 from .databases import DatabaseFilter
@@ -80,22 +79,20 @@ class MessageResultAdmin(ResultsAdmin):
     def returned(self, row: Any) -> Any:
         if not row.shows_value:
             return "You may not view the bodies of this queue."
-        if _is_encrypted(row.headers):
-            return "The value is encrypted."
-        body = None if row.body is None else bytes(row.body)
-        return _block(untrusted.body(body and body[: untrusted.SHOWN], len(body or b"")).text)
+        if row.body is None:
+            return display.NOTHING
+        try:
+            content_type = read_kind(row.headers).content_type
+            if is_secret(content_type):
+                return "The value is encrypted."
+            body = decompressed(bytes(row.body), content_type)[0] or b""
+        except QueueError as error:
+            return f"The value cannot be read: {untrusted.visible(str(error))[:300]}"
+        return untrusted.block(untrusted.body(body[: untrusted.SHOWN], len(body)))
 
     @admin.display(description="error")
     def raised(self, row: MessageResult) -> Any:
-        return _block(untrusted.text(row.error).text) if row.error else display.NOTHING
-
-
-def _is_encrypted(headers: str) -> bool:
-    """Whether a value is encrypted; also where its headers do not say what it is."""
-    try:
-        return is_secret(read_kind(headers).content_type)
-    except UndecodableMessage:
-        return True
+        return untrusted.block(untrusted.text(row.error)) if row.error else display.NOTHING
 
 
 def _id_of(text: str) -> uuid.UUID | None:
@@ -103,7 +100,3 @@ def _id_of(text: str) -> uuid.UUID | None:
         return uuid.UUID(text)
     except ValueError:
         return None
-
-
-def _block(text: str) -> SafeString:
-    return format_html('<pre class="queueapp-text">{}</pre>', text)

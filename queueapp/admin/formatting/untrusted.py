@@ -77,6 +77,12 @@ def text(value: str | None) -> Shown:
     return Shown("text", visible(value[:SHOWN]), len(value) <= SHOWN)
 
 
+def block(shown: Shown) -> SafeString:
+    """It as a block of text, with a note where that is not all."""
+    cut = "" if shown.complete else "\n(truncated)"
+    return format_html('<pre class="queueapp-text">{}{}</pre>', shown.text, cut)
+
+
 def _is_json(data: bytes) -> bool:
     try:
         # Raw checks the syntax and builds no objects, for any nesting.

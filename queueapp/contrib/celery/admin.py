@@ -197,7 +197,7 @@ class DeclaredQueueAdmin(OperatedAdmin, OfDatabases):
         lines = [" ".join(f"{exchange} [{key}]".split()) for exchange, key in found[:MAX_BINDINGS]]
         if len(found) > MAX_BINDINGS:
             lines.append(f"and {len(found) - MAX_BINDINGS:,} more")
-        return format_html('<pre class="queueapp-text">{}</pre>', untrusted.text("\n".join(lines)).text)
+        return untrusted.block(untrusted.text("\n".join(lines)))
 
     @admin.display(description="expires", ordering="expires_at")
     def expiry(self, row: Any) -> Any:
@@ -213,7 +213,7 @@ class DeclaredQueueAdmin(OperatedAdmin, OfDatabases):
             text = json.dumps(json.loads(row.arguments), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
             text = row.arguments
-        return format_html('<pre class="queueapp-text">{}</pre>', untrusted.text(text).text)
+        return untrusted.block(untrusted.text(text))
 
     @admin.display(description="declared")
     def declared(self, row: Any) -> Any:
@@ -423,9 +423,7 @@ def _block(text: str | None) -> SafeString:
     if not text:
         return display.NOTHING
     whole = text.encode("utf-8", "replace")
-    shown = untrusted.body(whole[: untrusted.SHOWN], len(whole))
-    cut = "" if shown.complete else "\n(truncated)"
-    return format_html('<pre class="queueapp-text">{}{}</pre>', shown.text, cut)
+    return untrusted.block(untrusted.body(whole[: untrusted.SHOWN], len(whole)))
 
 
 @admin.register(PendingMove)
@@ -496,16 +494,13 @@ class PendingMoveAdmin(ResultsAdmin):
     @admin.display(description="headers")
     def headers_shown(self, row: PendingMove) -> SafeString:
         whole = row.headers.encode("utf-8", "replace")
-        return _text(untrusted.body(whole[: untrusted.SHOWN], len(whole)))
+        return untrusted.block(untrusted.body(whole[: untrusted.SHOWN], len(whole)))
 
     @admin.display(description="body")
     def content(self, row: Any) -> SafeString | str:
         if not row.shows_body:
             return "You may not view the bodies of this queue."
         whole = None if row.body is None else bytes(row.body)
-        return _text(untrusted.body(whole and whole[: untrusted.SHOWN], None if whole is None else len(whole)))
-
-
-def _text(shown: untrusted.Shown) -> SafeString:
-    cut = "" if shown.complete else "\n(truncated)"
-    return format_html('<pre class="queueapp-text">{}{}</pre>', shown.text, cut)
+        return untrusted.block(
+            untrusted.body(whole and whole[: untrusted.SHOWN], None if whole is None else len(whole))
+        )

@@ -159,28 +159,26 @@ class ResultAdmin(ResultsAdmin):
         if not row.shows_values:
             return NOT_ALLOWED
         shown = untrusted.body(bytes(row.body) if row.body is not None else None, len(row.body or b""))
-        return _block(shown.text)
+        return untrusted.block(shown)
 
     @admin.display(description="return value")
     def returned(self, row: Any) -> Any:
         if not row.shows_values:
             return NOT_ALLOWED
         return (
-            _block(untrusted.text(row.return_value).text) if row.status == Result.Status.SUCCESSFUL else display.NOTHING
+            untrusted.block(untrusted.text(row.return_value))
+            if row.status == Result.Status.SUCCESSFUL
+            else display.NOTHING
         )
 
     @admin.display(description="errors")
     def raised(self, row: Result) -> Any:
-        blocks = [(_block(untrusted.text(f"{path}\n{text}").text),) for path, text in _list(row.errors)]
+        blocks = [(untrusted.block(untrusted.text(f"{path}\n{text}")),) for path, text in _list(row.errors)]
         return format_html_join("", "{}", blocks) if blocks else display.NOTHING
 
     @admin.display(description="workers")
     def workers(self, row: Result) -> Any:
         return untrusted.inline(", ".join(map(str, _list(row.worker_ids))), 500)
-
-
-def _block(text: str) -> SafeString:
-    return format_html('<pre class="queueapp-text">{}</pre>', text)
 
 
 def _list(text: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -57,6 +58,14 @@ def test_results_are_listed_found_and_shown(operator: Client) -> None:
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     page = operator.get(url(MessageResult, "change", str(failed.pk))).content.decode()
     assert "&lt;i&gt;wrong&lt;/i&gt;" in page
+
+
+def test_a_compressed_value_is_shown_as_its_handler_returned_it(operator: Client) -> None:
+    body = b'"small and smaller"'
+    small = result(body=zlib.compress(body), headers=encode_headers({"content-type": "application/json+zlib"}))
+    broken = result(body=body, headers=encode_headers({"content-type": "application/json+zlib"}))
+    assert "small and smaller" in operator.get(url(MessageResult, "change", str(small.pk))).content.decode()
+    assert "The value cannot be read" in operator.get(url(MessageResult, "change", str(broken.pk))).content.decode()
 
 
 def test_the_list_takes_as_many_statements_however_many_results_there_are(operator: Client) -> None:
