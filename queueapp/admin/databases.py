@@ -137,10 +137,17 @@ class OfDatabases(admin.ModelAdmin):
         """A row as Django's templates link to it, by the key that names its database."""
         return Named(self.key_of(row), untrusted.visible(str(row))[:100])
 
-    def escaped_names(self, row: Any) -> dict[str, Any]:
-        """The context in place of ``str(row)`` in titles and breadcrumbs: it may contain invisible characters."""
-        named = self.named_row(row)
-        return {"subtitle": named.name, "original": named}
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """The page of a row, or a note."""
+        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
+        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """Django's, without ``str(row)`` in titles and breadcrumbs: it may contain invisible characters."""
+        if (row := kwargs.get("obj")) is not None:
+            named = self.named_row(row)
+            context |= {"subtitle": named.name, "original": named}
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def history_title(self, row: Any) -> str:
         return f"History of {self.opts.verbose_name} {self.named_row(row)}"

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
-from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
@@ -59,10 +58,6 @@ class GroupAdmin(OperatedAdmin, OfDatabases):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         show, context = super().changelist_view, {"title": "Message groups", **(extra_context or {})}
         return self.or_note(request, self.database(request), lambda: show(request, context))
-
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-        return self.or_note(request, alias, lambda: show(request, object_id, form_url, extra_context))
 
     # -- columns --------------------------------------------------------------------------------------------------
 

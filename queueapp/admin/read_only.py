@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
 from django.http import HttpRequest, HttpResponse
 
 from .databases import OfDatabases
@@ -97,14 +96,3 @@ class ResultsAdmin(ReadOnlyAdmin, OfDatabases):
         """The list, or a note if its table is missing."""
         show, context = super().changelist_view, {"title": self.title, **(extra_context or {})}
         return self.or_note(request, self.database(request), lambda: show(request, context))
-
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        """The read-only page of one result."""
-        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-
-        def page() -> HttpResponse:
-            row = self.get_object(request, unquote(object_id))
-            names = {} if row is None else self.escaped_names(row)
-            return show(request, object_id, form_url, {**names, **(extra_context or {})})
-
-        return self.or_note(request, alias, page)

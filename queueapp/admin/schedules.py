@@ -15,7 +15,6 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
-from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import QuerySet
@@ -162,17 +161,6 @@ class ScheduleAdmin(OfDatabases):
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         show, context = super().changelist_view, {"title": "Schedules", **(extra_context or {})}
         return self.or_note(request, self.database(request), lambda: show(request, context))
-
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-
-        def shown() -> Any:
-            # A row may have been written past the check of its name.
-            row = self.get_object(request, unquote(object_id))
-            named = {} if row is None else self.escaped_names(row)
-            return show(request, object_id, form_url, {**named, **(extra_context or {})})
-
-        return self.or_note(request, alias, shown)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Write the columns of the form, and the next run where its times have changed."""

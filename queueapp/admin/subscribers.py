@@ -182,17 +182,6 @@ class SubscriberAdmin(ReadOnlyAdmin, OfDatabases):
         self.message_user(request, text, messages.SUCCESS if len(stopped) == len(trees) else messages.WARNING)
         return None
 
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        """The read-only page of one process."""
-        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
-
-        def page() -> HttpResponse:
-            row = self.get_object(request, unquote(object_id))
-            names = {} if row is None else self.escaped_names(row)
-            return show(request, object_id, form_url, {**names, **(extra_context or {})})
-
-        return self.or_note(request, alias, page)
-
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Django's log links here; there are no operations on processes."""
         show, alias = super().history_view, self.place_of(unquote(object_id))[0]

@@ -142,11 +142,10 @@ class DeclaredQueueAdmin(OperatedAdmin, OfDatabases):
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """The read-only page of one queue."""
-        show, alias = super().change_view, self.place_of(unquote(object_id))[0]
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_history"
         # Django's own link lacks the database.
         context = {"history_url": reverse(name, args=(object_id,)), **(extra_context or {})}
-        return self.or_note(request, alias, lambda: show(request, object_id, form_url, context))
+        return super().change_view(request, object_id, form_url, context)
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """The actions on one queue."""

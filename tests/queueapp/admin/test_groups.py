@@ -43,6 +43,13 @@ def test_a_group_is_shown_closed_and_completed(operator: Client) -> None:
     assert "0 groups completed." in notes(act(operator, "complete", group))
 
 
+def test_the_name_of_a_group_deceives_no_reader_of_its_page(operator: Client) -> None:
+    group = Group(name="evil\u202eexe.gpj").open()
+    page = operator.get(url(MessageGroup, "change", str(group.id))).content.decode()
+    assert "\u202e" not in page
+    assert "evil⟨U+202E⟩exe.gpj" in page
+
+
 def test_who_may_not_operate_completes_nothing(staff: Callable[..., Client]) -> None:
     group = Group().open()
     act(staff("queueapp.view_messagegroup"), "complete", group)
