@@ -28,8 +28,8 @@ from ...models import BytesField
 from ...sql import nonblocking
 from ...sql.orm import BodyContains, ContainsAny, Scan, scan
 
-#: Rows that the search of a list reads, and the time for it.
-MAX_ROWS = 50_000
+#: Rows that the search of a list looks at, those of its first statement, and the time for it.
+MAX_ROWS, FIRST_ROWS = 50_000, 5_000
 MAX_SECONDS = timedelta(seconds=4).total_seconds()
 #: Matches that the search of a list returns, and rows that one statement fetches to be compared.
 MAX_MATCHES, BATCH = 200, 1_000
@@ -119,15 +119,24 @@ class ContentSearch:
         self._viewed: list[str] | None = None
 
     def look(self, rows: QuerySet[Any], descending: bool = False) -> Looked:
-        """Search the first ``MAX_ROWS`` rows along their primary key."""
+        """Search the first ``MAX_ROWS`` rows along their primary key, or as many as ``MAX_SECONDS`` allow."""
         found, ends_at = Looked(complete=False), monotonic() + MAX_SECONDS
         table = self.table(rows, descending)
         if not table.can_match:
             return Looked()
-        (part,) = scan(connections[rows.db], [table.slice(None, MAX_ROWS)])
-        end = table.compare(part, found, BATCH, lambda: len(found.keys) < MAX_MATCHES and monotonic() < ends_at)
-        if end == table.end_of(part):
-            found.rows, found.complete = part.rows, part.rows < MAX_ROWS
+        end: int | None = None
+        looked_at, size = 0, FIRST_ROWS
+        while (limit := min(size, MAX_ROWS - looked_at)) > 0 and (began := monotonic()) < ends_at:
+            (part,) = scan(connections[rows.db], [table.slice(end, limit)])
+            # A statement that takes too long ends the page: half of the time, since the next rows may be larger.
+            size = int(limit * (ends_at - monotonic()) / 2 / max(monotonic() - began, 0.001))
+            end = table.compare(part, found, BATCH, lambda: len(found.keys) < MAX_MATCHES and monotonic() < ends_at)
+            if end != table.end_of(part):
+                return found
+            looked_at += part.rows
+            found.rows, found.complete = looked_at, part.rows < limit
+            if found.complete:
+                break
         return found
 
     def table(self, rows: QuerySet[Any], descending: bool = False) -> SearchedTable:
@@ -171,7 +180,8 @@ class ContentSearch:
             # A text may begin in one column and end in the next, a word may not.
             words = value.split()
             return [ContainsAny(name, words) for name in _ERRORS if name in names] if words else None
-        in_body = [BodyContains(value), *self._closed(names)]
+        # In this order: a long body need not be read to be compared here.
+        in_body = [*self._closed(names), BodyContains(value)]
         if term.kind == "body":
             return in_body
         texts = ("correlation_id", "recipient", "consumer", *_ERRORS)

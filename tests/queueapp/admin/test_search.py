@@ -92,6 +92,25 @@ def test_a_search_stops_and_says_so(operator: Client, wanted: int, monkeypatch: 
     ]
 
 
+@only_on_postgresql
+def test_a_search_through_rows_that_are_read_slowly_stops_and_says_so(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_search, "FIRST_ROWS", 2)
+    monkeypatch.setattr(content_search, "MAX_SECONDS", 1.0)
+    Leased.send_many({"order": n} for n in range(5))
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE testapp_leased RENAME TO leased_behind_a_view")
+        cursor.execute(
+            "CREATE VIEW testapp_leased AS SELECT m.* FROM leased_behind_a_view m WHERE pg_sleep(0.6) IS NOT NULL"
+        )
+    response = operator.get(url(Leased), {"q": "order=4711"})
+    with connection.cursor() as cursor:
+        cursor.execute("DROP VIEW testapp_leased")
+        cursor.execute("ALTER TABLE leased_behind_a_view RENAME TO testapp_leased")
+    assert notes(response) == ["Not everything was searched: only 2 messages were read."]
+
+
 def test_a_search_that_finds_too_much_says_so(operator: Client, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_search, "BATCH", 2)
     monkeypatch.setattr(content_search, "MAX_MATCHES", 4)
