@@ -150,7 +150,7 @@ def start(
             raise QueueError(f"{label}: a canary of group {group[:6]} is running.")
         bounds = _unresolved(using, label).filter(group_key=group).aggregate(first=Min("number"), last=Max("number"))
         if bounds["first"] is None:
-            raise QueueError(f"{label}: group {group[:6]} has no unresolved message.")
+            raise QueueError(f"{label}: group {group[:6]} has no unresolved message that goes back into this queue.")
         operation = BulkOperation.objects.using(using).create(
             action=ACTION, source=PoisonMessage._meta.label, filters=filters,
             options=json.dumps({"version": version, "budget": budget}), cursor=bounds["first"] - 1, **bounds,
