@@ -7,7 +7,7 @@ flight, and messages for one consumer (``subscriptions.move_copies``), are skipp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from django.db import connections, router, transaction
@@ -82,12 +82,7 @@ def move_delayed(source: str, to: Any, *, using: str = "default", progress: Call
     require_text("source", source, MAX_ADDRESS)
     if to.delivery.dedupe_key is not None:
         _require_keys_of(to, using)
-    if not to.delivery.groups:
-        with transaction.atomic(using=using):
-            members = group_members.members_among(DelayedMessage.objects.using(using).filter(destination=source))
-            ids = list(members.values_list("message_id", flat=True))
-            group_members.end(connections[using], ids, group_members.DROPPED)
-    done, step = 0, delayed.readdress if to.delivery.dedupe_key is None else _readdress_keyed
+    done, step = 0, _readdress if to.delivery.dedupe_key is None else _readdress_keyed
     while count := step(source, to, using=using, limit=DELAYED_BATCH):
         done += count
         if progress is not None:
@@ -102,6 +97,16 @@ def _require_keys_of(queue: Any, using: str) -> None:
         raise InvalidOption("queue", queue._meta.label, accepted)
 
 
+def _readdress(source: str, to: Any, *, using: str, limit: int) -> int:
+    address, moved = delayed.address_in(using, to), 0
+    if not to.delivery.groups:
+        rows = DelayedMessage.objects.using(using).filter(destination=source).exclude(destination=address)
+        rows = rows.only("number", "message_id", "headers").order_by("due", "number")
+        with transaction.atomic(using=using):
+            moved = _write_address(list(rows.select_for_update()[:limit]), source, address, to, using)
+    return moved or delayed.readdress(source, to, using=using, limit=limit)
+
+
 def _readdress_keyed(source: str, to: Any, *, using: str, limit: int) -> int:
     address = delayed.address_in(using, to)
     rows = DelayedMessage.objects.using(using).filter(destination=source).exclude(destination=address)
@@ -110,14 +115,25 @@ def _readdress_keyed(source: str, to: Any, *, using: str, limit: int) -> int:
         while page := list(rows.filter(number__gt=last).select_for_update().order_by("number")[:limit]):
             last = page[-1].number
             admitted = dedupe.admit_stored(to, connections[using], list(map(dedupe.Stored.of, page)))
-            chosen = [row.number for row, is_admitted in zip(page, admitted, strict=True) if is_admitted]
+            chosen = [row for row, is_admitted in zip(page, admitted, strict=True) if is_admitted]
             if chosen:
-                changed = rows.filter(pk__in=chosen).update(destination=address, retries=0)
-                ledger.count(connections[using], source, ledger.DELAYED, ledger.MOVED, -changed)
-                ledger.count(connections[using], address, ledger.DELAYED, ledger.MOVED, changed)
-                notifier.delayed(connections[using])
-                return len(chosen)
+                return _write_address(chosen, source, address, to, using)
     return 0
+
+
+def _write_address(locked: Sequence[DelayedMessage], source: str, address: str, to: Any, using: str) -> int:
+    """Readdress messages that the open transaction has locked; returns how many. Where the acks of their new queue end
+    no member of a group, they end here: with this transaction, so that one that stays where it is remains a member."""
+    connection = connections[using]
+    rows = DelayedMessage.objects.using(using).filter(pk__in=[row.number for row in locked])
+    changed = rows.update(destination=address, retries=0)
+    ledger.count(connection, source, ledger.DELAYED, ledger.MOVED, -changed)
+    ledger.count(connection, address, ledger.DELAYED, ledger.MOVED, changed)
+    if changed:
+        notifier.delayed(connection)
+    if not to.delivery.groups:
+        group_members.end_members(connection, locked, group_members.DROPPED)
+    return changed
 
 
 def _move_batches(

@@ -337,6 +337,18 @@ def test_members_that_are_moved_to_a_queue_without_groups_have_failed(alias: str
     assert completions(alias) == [('"whole"', "0", "2")]
 
 
+def test_a_delayed_member_that_is_not_moved_stays_a_member(alias: str) -> None:
+    """Its dedupe key is that of a message which waits in the other queue."""
+    Keyed.send({"key": "a"}, using=alias)
+    with group_of(alias) as group:
+        for key in ("a", "b"):
+            group.send(Grouped, {"key": key}, delay=timedelta(hours=1))
+
+    assert move_delayed(Grouped._meta.label, Keyed, using=alias) == 1
+
+    assert group.counts() == (1, 0, 1)
+
+
 def test_a_repeatable_read_transaction_sees_a_group_complete(alias: str) -> None:
     """A caller that polls in it would wait for ever."""
     with group_of(alias) as group:
