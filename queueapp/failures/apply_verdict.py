@@ -344,12 +344,12 @@ def _keep(failure: Failure, verdict: Verdict, failures: str, alias: str) -> None
             consumer=failure.consumer.name if failure.consumer else "",
             exception=failure.exception,
         )
-    elif group_members.is_member(row.headers):
-        group_members.end_members(connections[alias], [row], group_members.DROPPED)
-    if failure.reasons and isinstance(verdict, Discard):
-        action = action_for(failure.queue.delivery.on_expired, failure.reasons)
+    elif isinstance(verdict, Discard):
+        action = action_for(failure.queue.delivery.on_expired, failure.reasons) if failure.reasons else None
         if isinstance(action, PublishTo):
             publish(failure.queue, alias, row, action, failure.reasons, verdict.reason)
+        # After it: a member that cannot be published is poison.
+        group_members.end_members(connections[alias], [row], group_members.DROPPED)
 
 
 @dataclass(slots=True)

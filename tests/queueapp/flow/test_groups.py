@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from queueapp import Context, Group, InvalidMessage, MessageNotFound
+from queueapp import Context, Group, InvalidMessage, MessageNotFound, PublishTo
 from queueapp.delayed import operations as delayed
 from queueapp.errors import QueueError
-from queueapp.failures import poison_operations
+from queueapp.failures import apply_verdict, poison_operations
 from queueapp.flow import group_members
 from queueapp.messages import GROUP, GROUP_DONE, GROUP_FAILED, decode_headers
 from queueapp.models import DelayedMessage, GroupMember, GroupMessage, MessageGroup, PoisonMessage
@@ -347,6 +347,22 @@ def test_a_delayed_member_that_is_not_moved_stays_a_member(alias: str) -> None:
     assert move_delayed(Grouped._meta.label, Keyed, using=alias) == 1
 
     assert group.counts() == (1, 0, 1)
+
+
+def test_a_member_that_is_given_up_and_cannot_be_published_is_poison(alias: str, delivery: Any) -> None:
+    """So it waits again when it is requeued."""
+    delivery(Grouped, max_deliveries=1, on_expired=PublishTo("nobody collects this"))
+    with group_of(alias) as group:
+        group.send(Grouped, {"n": 1})
+        group.send(Grouped, {"n": 2}, delay=timedelta(hours=1))
+    with Grouped.receive(using=alias) as batch:
+        token = Grouped.objects.using(alias).get().lease_token
+        apply_verdict.fail(Grouped, alias, batch[0].seq, ValueError("test"), consumer=None, token=token)
+    assert group.counts() == (1, 0, 1)
+
+    assert poison_operations.requeue(PoisonMessage.objects.using(alias).all()) == 1
+
+    assert group.counts() == (2, 0, 0)
 
 
 def test_a_repeatable_read_transaction_sees_a_group_complete(alias: str) -> None:
