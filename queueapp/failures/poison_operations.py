@@ -93,13 +93,15 @@ def _requeue_batch(alias: str, keys: list[int], to: Any, reset_counts: bool) -> 
         over = everything.filter(number__in=[row.number for row in rows], expires__lte=Now())
         over.update(expires=None)
         moved = 0
+        # Of all queues at once, because it locks groups in one order. A queue with groups has no dedupe keys.
+        numbers = [number for queue, given in by_queue.items() if queue.delivery.groups for number in given]
+        if numbers:
+            members = group_members.members_among(everything.filter(number__in=numbers))
+            group_members.reopen(connection, list(members.values_list("message_id", flat=True)))
         for queue, given in by_queue.items():
             numbers = _admitted(queue, everything, given)
             if not numbers:
                 continue
-            if queue.delivery.groups:
-                members = group_members.members_among(everything.filter(number__in=numbers))
-                group_members.reopen(connection, list(members.values_list("message_id", flat=True)))
             count = queue_sql(queue, connection).inserts.insert_from(
                 connection, store, numbers, reset_counts=reset_counts
             )

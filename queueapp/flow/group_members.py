@@ -114,7 +114,9 @@ def reopen(connection: Any, ids: Sequence[uuid.UUID], *, edited: uuid.UUID | Non
     alias = connection.alias
     found = GroupMember.objects.using(alias).filter(message_id__in=list(ids), outcome=POISON)
     groups = backend_of(connection).groups
-    for group in sorted(set(found.values_list("group_id", flat=True))):
+    inside = MessageGroup.objects.using(alias).filter(pk__in=found.order_by().values("group_id").distinct())
+    # In the order of ``_complete_all``.
+    for _, group in sorted(inside.values_list("depth", "pk"), reverse=True):
         locked = groups.lock(connection, tables(), group)
         if locked is not None and not locked.is_complete:
             changes = {"outcome": _WAITING} | ({} if edited is None else {"message_id": edited})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
@@ -363,6 +364,52 @@ def test_a_member_that_is_given_up_and_cannot_be_published_is_poison(alias: str,
     assert poison_operations.requeue(PoisonMessage.objects.using(alias).all()) == 1
 
     assert group.counts() == (2, 0, 0)
+
+
+@only_on_postgresql
+def test_a_requeue_locks_groups_in_the_order_of_acks(alias: str) -> None:
+    """Each waits for the middle one of three groups; what it has locked until then must not be what the other one locks
+    afterwards."""
+    groups = sorted((group_of(alias) for _ in range(3)), key=lambda group: group.id)
+    for group in groups:
+        with group:
+            group.send(Grouped, {"poison": str(group.id)})
+            group.send(Grouped, {"ack": str(group.id)})
+    seqs = list(Grouped.objects.using(alias).order_by("seq").values_list("seq", flat=True))
+    assert control.move_to_poison(Grouped, seqs[::2], reason="test", using=alias) == 3
+    poison = PoisonMessage.objects.using(alias).all()
+    errors: list[BaseException] = []
+
+    def run(step: Callable[[], Any]) -> None:
+        try:
+            step()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    def waiting(count: int) -> bool:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0] == count)
+
+    with Grouped.receive(3, using=alias):
+        (token,) = set(Grouped.objects.using(alias).values_list("lease_token", flat=True))
+        steps: tuple[Callable[[], Any], ...] = (
+            lambda: poison_operations.requeue(poison),
+            lambda: Grouped.ack(seqs[1::2], client=token, using=alias),
+        )
+        threads = [threading.Thread(target=run, args=(step,)) for step in steps]
+        with transaction.atomic(using=alias):
+            MessageGroup.objects.using(alias).select_for_update().get(pk=groups[1].id)
+            for number, thread in enumerate(threads, 1):
+                thread.start()
+                eventually(lambda number=number: waiting(number))
+        for thread in threads:
+            thread.join()
+
+    assert errors == []
+    assert [group.counts() for group in groups] == [(1, 1, 0)] * 3
 
 
 def test_a_repeatable_read_transaction_sees_a_group_complete(alias: str) -> None:
