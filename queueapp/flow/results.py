@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
-from django.db import router, transaction
+from django.db import IntegrityError, router, transaction
 
 from .. import messages
 from ..conf import MAX_CONCURRENCY
@@ -117,9 +117,15 @@ def store_failure(alias: str, poison: Mapping[str, Any], keep_s: int) -> None:
 def _write(alias: str, identity: uuid.UUID, keep_s: int, columns: dict[str, Any]) -> None:
     columns |= {"finished_at": Now(), "expires_at": Now() + timedelta(seconds=keep_s)}
     rows = MessageResult.objects.using(alias)
-    # Not save(): its signals are the user's. No other transaction writes it: the message is locked.
-    if not rows.filter(pk=identity).update(**columns):
-        rows.bulk_create([MessageResult(id=identity, **columns)])
+    if rows.filter(pk=identity).update(**columns):
+        return
+    try:
+        # A savepoint: the caller's transaction acks. Not save(): its signals are the user's.
+        with transaction.atomic(using=alias):
+            rows.bulk_create([MessageResult(id=identity, **columns)])
+    except IntegrityError:
+        # Another message with this id was acked meanwhile, as of a follow-up that each copy of a message has sent.
+        rows.filter(pk=identity).update(**columns)
 
 
 def run_maintenance(alias: str, may_continue: Callable[[], bool]) -> None:

@@ -30,7 +30,7 @@ from queueapp.flow import results
 from queueapp.models import MessageResult, Now, PoisonMessage
 from queueapp.operations import control
 from queueapp.sending.isolation import in_another_thread
-from tests.databases import parametrize_alias
+from tests.databases import only_on_postgresql, parametrize_alias
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Ping
 from tests.testapp.models import (
@@ -273,3 +273,36 @@ def test_refusals(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidMessage, match="each copy"):
         Secret.send(Ping(), keep_result=DAY, using=alias)
     assert SecretTransactional.delivery.workflow is False
+
+
+@only_on_postgresql
+def test_two_messages_with_one_id_are_acked_at_once(alias: str) -> None:
+    """As those that follow the copies of one message."""
+    identity, errors = uuid.uuid4(), list[BaseException]()
+    for number in range(2):
+        Followed.send({"n": number}, message_id=identity, keep_result=DAY, using=alias)
+
+    def ack() -> None:
+        try:
+            with Followed.receive(using=alias) as batch:
+                batch[0].ack()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    def waits() -> bool:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0])
+
+    other = threading.Thread(target=ack)
+    with Followed.receive(using=alias) as batch, transaction.atomic(using=alias):
+        batch[0].ack()
+        other.start()
+        eventually(waits)
+    other.join()
+
+    assert errors == []
+    assert not Followed.objects.using(alias).exists()
+    assert result_of(identity, using=alias).error == ""
