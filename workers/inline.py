@@ -30,6 +30,7 @@ from queueapp.consuming.context import handling
 from queueapp.consuming.registry import registered
 from queueapp.errors import QueueError, UnsupportedServer
 from queueapp.failures import limits
+from queueapp.flow import results
 from queueapp.inline import Outcome, Rehearsed
 from queueapp.messages import readable_headers
 from queueapp.messages.ids import as_uuid
@@ -320,6 +321,8 @@ def rehearse(queue: Any, alias: str, columns: Mapping[str, Any]) -> Rehearsed:
             outcome = task.call(claimed)
         except Exception as error:  # the handler ended the transaction
             outcome = error
+        finally:
+            results.forget(alias, queue, columns["seq"])
     name = consumer.name if consumer is not None and outcome is not False else ""
     return Rehearsed(name, outcome if isinstance(outcome, BaseException) else None, task.hooks)
 

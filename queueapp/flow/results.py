@@ -76,6 +76,11 @@ def keeping(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
     return called
 
 
+def forget(alias: str, queue: Any, seq: int) -> None:
+    """Drop what a handler has returned for a message that is not acked: its handler was rehearsed."""
+    _returned.pop((alias, queue._meta.label, seq), None)
+
+
 def _encoded(context: Any, value: Any) -> tuple[str, bytes | None]:
     """The value as the queue of its message stores bodies: encrypted for the same subject, where it encrypts."""
     delivery = context.queue.delivery

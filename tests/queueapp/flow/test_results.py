@@ -23,6 +23,7 @@ from queueapp import (
     aresult_of,
     consumer,
     message_type,
+    rehearse,
     result_of,
 )
 from queueapp.failures import poison_operations
@@ -306,3 +307,14 @@ def test_two_messages_with_one_id_are_acked_at_once(alias: str) -> None:
     assert errors == []
     assert not Followed.objects.using(alias).exists()
     assert result_of(identity, using=alias).error == ""
+
+
+def test_what_a_rehearsed_handler_returns_is_no_result(alias: str) -> None:
+    consumer(Followed, name="returns")(lambda message: "rehearsed")
+    identity = Followed.send({"n": 1}, keep_result=DAY, using=alias)
+    assert rehearse(Followed.objects.using(alias).get()).succeeded
+
+    with Followed.receive(using=alias) as batch:
+        batch[0].ack()
+
+    assert result_of(identity, using=alias).value is None
