@@ -49,8 +49,8 @@ def long_transactions(aliases: Iterable[str]) -> list[str]:
             with transaction.atomic(using=alias) if connection.in_atomic_block else nullcontext():
                 holders = backend_of(connection).health.snapshot_holders(connection, 1)
             found += [
-                f"Database {alias}: the {holder.kind} {untrusted.visible(holder.name)[:60]} has been open for "
-                f"{display.of_seconds(holder.seconds)}."
+                f"Database {alias}: the {holder.kind} {untrusted.visible(holder.name)[:60]} "
+                f"({untrusted.visible(holder.details)[:120]}) has been open for {display.of_seconds(holder.seconds)}."
                 for holder in holders
                 if _is_long(holder)
             ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from ..messages import headers
 from ..models import PoisonMessage
 from ..operations.safe_reads import Reader
 from .formatting import display, untrusted
@@ -71,7 +72,7 @@ def _of_poison(alias: str, labels: list[str]) -> Mapping[str, Finding]:
     """Of each queue the newest poison message, among the newest ones of all queues."""
     # Index: queueapp_poison_status.
     unresolved = PoisonMessage.objects.using(alias).filter(status=PoisonMessage.Status.UNRESOLVED)
-    columns = ("queue", "consumer", "reason", "worker_version", "failed_at")
+    columns = ("queue", "consumer", "reason", "group_key", "worker_version", "failed_at")
     found: dict[str, list[Any]] = {}
     for row in unresolved.order_by("-failed_at").values(*columns)[:NEWEST_POISON]:
         if row["queue"] in labels:
@@ -80,7 +81,9 @@ def _of_poison(alias: str, labels: list[str]) -> Mapping[str, Finding]:
 
 
 def _failure(rows: list[dict[str, Any]]) -> Finding:
-    newest, oldest = rows[0], rows[-1]
+    newest = rows[0]
+    rows = [row for row in rows if row["group_key"] == newest["group_key"]]  # other errors may be of other versions
+    oldest = rows[-1]
     consumer = f"{newest['consumer']}: " if newest["consumer"] else ""
     versions = {row["worker_version"] for row in rows}
     version = f", all on version {newest['worker_version']}" if len(versions) == 1 and newest["worker_version"] else ""
@@ -94,17 +97,27 @@ def _failure(rows: list[dict[str, Any]]) -> Finding:
 
 
 def _of_flood(alias: str, row: OverviewRow) -> Mapping[str, Finding]:
-    """The header that most of a deep queue's newest messages have in common: the declared key first."""
+    """The header that most of a deep queue's newest messages have in common: the declared key first, then what not all
+    of them have, since that tells more of who sends them."""
     counts, read = common_headers(alias, row.queue)
-    often = {name: (value, count) for (name, value), count in counts if count >= FLOOD_SHARE * read}
-    key = row.queue.delivery.fair_by
-    name = key if key in often else next((name for name in often if name not in _OF_ALL), None)
-    if name is None:
+    often = {
+        name: (value, count)
+        for (name, value), count in counts
+        if count >= FLOOD_SHARE * read and name not in _OF_ALL and not name.startswith("NServiceBus.")
+    }
+    if not often:
         return {}
+    key = row.queue.delivery.fair_by
+    name = key if key in often else min(often, key=lambda name: often[name][1] == read)
     value, count = often[name]
     text = f"{100 * count / read:.0f} % of the newest {read:,} messages have {name} = {value}"
     return {row.label: Finding(untrusted.inline(text, 300), "charts", "Queue")}
 
 
-#: Headers that nearly all messages of a queue have in common.
-_OF_ALL = frozenset({"content-type"})
+#: Headers that nearly all messages of a queue have in common, as those of NServiceBus.
+_OF_ALL = frozenset(
+    {
+        headers.TYPE, headers.TYPE_VERSION, headers.BASE_TYPES, headers.CONTENT_TYPE, headers.TOPIC, headers.WORKFLOW,
+        headers.ENCRYPTION_KEY, headers.REPLY_TO,
+    }
+)  # fmt: skip

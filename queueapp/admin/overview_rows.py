@@ -284,14 +284,14 @@ def row_and(queue: Any, *reads: Callable[[], Any]) -> tuple[OverviewRow, list[tu
 
 def _severity(row: OverviewRow) -> tuple[Any, ...]:
     """Open breakers and what cannot be read first, then queues without a worker, those whose oldest message is beyond
-    its bound, those with new poison; of equal ones those with most messages."""
+    its bound, those with most new poison; of equal ones those with most messages."""
     stats = row.stats
     return (
         not (stats.breakers or stats.error),
         not row.lacks_worker,
         not row.is_late,
         not row.stats.longest_handler,
-        not row.new_poison,
+        -row.new_poison,
         -(stats.waiting or 0) - (stats.in_flight or 0),
         row.label,
     )

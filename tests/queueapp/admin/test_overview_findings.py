@@ -14,6 +14,7 @@ from django.utils.html import strip_tags
 from queueapp.admin import overview_findings
 from queueapp.models import Now, PoisonMessage, QueueControl, QueueSnapshot, Subscriber
 from queueapp.sql import backend_of
+from tests.testapp.messages import Ping
 from tests.testapp.models import Leased, Shared
 
 from .conftest import url
@@ -21,15 +22,15 @@ from .conftest import url
 LABEL = "testapp.Leased"
 
 
-def snapshot(**figures: Any) -> None:
+def snapshot(label: str = LABEL, **figures: Any) -> None:
     """A point of the queue's history, half a minute old."""
     at = backend_of(connection).now(connection) - timedelta(seconds=30)
-    QueueSnapshot.objects.create(queue=LABEL, period=60, at=at, seconds=60, **figures)
+    QueueSnapshot.objects.create(queue=label, period=60, at=at, seconds=60, **figures)
 
 
-def worker(**columns: Any) -> None:
+def worker(label: str = LABEL, **columns: Any) -> None:
     Subscriber.objects.create(
-        queue=LABEL, host="w-1", process=7, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1), **columns
+        queue=label, host="w-1", process=7, supervisor=uuid.uuid4(), alive_until=Now() + timedelta(hours=1), **columns
     )
 
 
@@ -68,6 +69,27 @@ def test_poison_of_before_the_hour_and_of_several_versions_is_not_blamed_on_a_de
     assert "all on version" not in note
 
 
+def test_poison_of_another_error_hides_neither_the_version_nor_the_number_of_the_newest(operator: Client) -> None:
+    snapshot(poison=0, handled=60)
+    poison(1, reason="invoice of 0 cents", group_key="a", worker_version="41")
+    poison(2, reason="KeyError: 'region'", group_key="b", worker_version="42")
+    (note,) = shown(operator)[1]
+    assert "region&#x27; (2 since " in strip_tags(note)
+    assert ", all on version 42)" in strip_tags(note)
+
+
+def test_the_queue_with_most_new_poison_comes_first(operator: Client) -> None:
+    snapshot(poison=0, handled=60)
+    snapshot("testapp.Shared", poison=0, handled=60)
+    poison(2, reason="failed")
+    Shared.send_many({"n": n} for n in range(3))  # more messages
+    PoisonMessage.objects.create(message_id=uuid.uuid4(), queue="testapp.Shared", reason="failed")
+    worker()
+    worker("testapp.Shared")
+    lines = [line["row"].label for line in operator.get(url(QueueControl)).context["lines"]]
+    assert lines.index(LABEL) < lines.index("testapp.Shared")
+
+
 def test_who_floods_a_queue_is_on_the_overview(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview_findings, "FLOODED_FROM", 10)
     Shared.send_many(({"n": n} for n in range(9)), headers={"tenant": "acme<b>"})
@@ -76,6 +98,17 @@ def test_who_floods_a_queue_is_on_the_overview(operator: Client, monkeypatch: py
     (note,) = shown(operator, "testapp.Shared")[1]
     assert "90 % of the newest 10 messages have tenant = acme&lt;b&gt;" in note
     assert f'<a href="{url(QueueControl, "charts", "testapp.Shared")}">Queue</a>' in note
+
+
+def test_headers_that_all_messages_have_do_not_hide_who_floods_a_queue(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_findings, "FLOODED_FROM", 10)
+    common = {"NServiceBus.EnclosedMessageTypes": "Row", "source": "shop"}
+    for number in range(10):
+        Leased.send(Ping(str(number)), headers={**common, "tenant": "acme" if number else "globex"})
+    (note,) = shown(operator)[1]
+    assert "90 % of the newest 10 messages have tenant = acme" in note
 
 
 def test_the_handler_that_hangs_is_linked_to_its_message(operator: Client) -> None:

@@ -352,7 +352,7 @@ def test_a_delayed_member_that_is_not_moved_stays_a_member(alias: str) -> None:
 
 def test_a_member_that_is_given_up_and_cannot_be_published_is_poison(alias: str, delivery: Any) -> None:
     """So it waits again when it is requeued."""
-    delivery(Grouped, max_deliveries=1, on_expired=PublishTo("nobody collects this"))
+    delivery(Grouped, max_deliveries=1, on_expired=PublishTo("no queue collects this"))
     with group_of(alias) as group:
         group.send(Grouped, {"n": 1})
         group.send(Grouped, {"n": 2}, delay=timedelta(hours=1))

@@ -297,12 +297,12 @@ def test_two_messages_with_one_id_are_acked_at_once(alias: str) -> None:
             cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
             return bool(cursor.fetchone()[0])
 
-    other = threading.Thread(target=ack)
+    acking = threading.Thread(target=ack)
     with Followed.receive(using=alias) as batch, transaction.atomic(using=alias):
         batch[0].ack()
-        other.start()
+        acking.start()
         eventually(waits)
-    other.join()
+    acking.join()
 
     assert errors == []
     assert not Followed.objects.using(alias).exists()
