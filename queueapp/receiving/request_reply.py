@@ -256,7 +256,7 @@ def result_of(identity: uuid.UUID, *, timeout: timedelta | None = None, using: s
 
     >>> result_of(Orders.send({"order": 7}, keep_result=timedelta(days=1)), timeout=timedelta(seconds=5)).value
     """
-    found = _read(identity, using) or as_of_now(using, partial(_read, identity, using))
+    found = _read_now(identity, using)
     if found is None and timeout is not None:
         seconds = milliseconds("timeout", timeout, low=1) / 1000
         found = outside_transaction(using, partial(_wait, identity, using, seconds, threading.Event()))
@@ -268,7 +268,7 @@ async def aresult_of(
 ) -> MessageResult:
     """``result_of`` for async code. It waits on a thread and a connection of its own, so the event loop is not blocked;
     cancelling the task ends the wait."""
-    found = await sync_to_async(_read, thread_sensitive=True)(identity, using)
+    found = await sync_to_async(_read_now, thread_sensitive=True)(identity, using)
     if found is None and timeout is not None:
         seconds, cancelled = milliseconds("timeout", timeout, low=1) / 1000, threading.Event()
 
@@ -293,6 +293,11 @@ def _required(found: MessageResult | None, identity: uuid.UUID, timeout: timedel
             "keep_result, or the time for which its result is kept is over."
         )
     return found
+
+
+def _read_now(identity: uuid.UUID, using: str) -> MessageResult | None:
+    """The result as the open transaction sees it, else as others see it."""
+    return _read(identity, using) or as_of_now(using, partial(_read, identity, using))
 
 
 def _read(identity: uuid.UUID, using: str) -> MessageResult | None:

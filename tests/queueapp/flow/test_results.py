@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from queueapp import (
@@ -198,6 +198,7 @@ def test_a_transaction_with_one_snapshot_sees_a_result_that_came_later(alias: st
         assert not MessageResult.objects.using(alias).exists()  # takes the snapshot
         in_another_thread(alias, lambda: results._write(alias, identity, 60, {"queue": "x", "attempts": 1}))
         assert result_of(identity, using=alias).attempts == 1
+        assert async_to_sync(aresult_of)(identity, using=alias).attempts == 1
 
 
 def test_async_code_waits_without_holding_its_loop_up(alias: str) -> None:
