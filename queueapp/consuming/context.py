@@ -139,10 +139,12 @@ class Context(ReplyMixin, WellKnown, msgspec.Struct, eq=False):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """All headers. A dict of this attempt: the next attempt does not see changes."""
+        """All headers, without what is to be done after its ack: a message that is sent with these headers would have
+        the same follow-ups. A dict of this attempt: the next attempt does not see changes."""
         if self._headers is None:
             self._headers = messages.decode_headers(self._claimed[HEADERS])
             self._checkpointed = take_checkpoint(self._headers)
+            self._headers.pop(messages.WORKFLOW, None)
         return self._headers
 
     @property

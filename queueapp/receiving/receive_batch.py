@@ -305,9 +305,10 @@ class Message(WellKnown):
 
     @property
     def headers(self) -> dict[str, str]:
-        """All headers. Raises UndecodableMessage."""
+        """All headers, without what is to be done after its ack. Raises UndecodableMessage."""
         headers = messages.decode_headers(self._claimed[HEADERS])
         take_checkpoint(headers)
+        headers.pop(messages.WORKFLOW, None)
         return headers
 
     @property

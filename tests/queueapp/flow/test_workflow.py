@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from queueapp import Chain, Group, InvalidMessage, UndecodableMessage
+from queueapp import Chain, Context, Group, InvalidMessage, UndecodableMessage, consumer
 from queueapp.failures import poison_operations
 from queueapp.flow.workflow import MAX_FOLLOW_UPS, MAX_LENGTH
 from queueapp.messages import CORRELATION_ID, RELATED_TO, WORKFLOW, decode_headers, encode_headers, json_headers
 from queueapp.models import DelayedMessage, PoisonMessage
 from queueapp.sql import queue_sql
 from tests.databases import only_on_postgresql, parametrize_alias
-from tests.in_process_worker import Worker, eventually, real_commits
+from tests.in_process_worker import Worker, eventually, real_commits, starting_workers
 from tests.protocol_trace import statements
 from tests.testapp.messages import Ping
 from tests.testapp.models import (
@@ -278,6 +278,30 @@ def test_refusals(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InvalidMessage, match="prepared messages"):
             Chain(messages)  # type: ignore[arg-type]
     assert not any(queue.objects.using(alias).exists() for queue in (Leased, AtMostOnce, Followed))
+
+
+def test_a_message_that_is_sent_with_the_headers_of_another_has_none_of_its_follow_ups(alias: str) -> None:
+    Followed.send({"n": 1}, then=Leased.prepare("after", using=alias), using=alias)
+    with Followed.receive(using=alias) as batch:
+        FollowedTransactional.send({"n": 2}, headers=batch[0].headers, using=alias)
+        batch[0].ack()
+
+    ack(FollowedTransactional, alias)
+
+    assert follow_ups(alias) == ['"after"']
+
+
+def test_a_handler_that_passes_on_its_headers_passes_on_no_follow_up(alias: str, no_consumers: None) -> None:
+    @consumer(Followed, name="passes_on")
+    def passes_on(message: dict, context: Context) -> None:
+        FollowedTransactional.send(message, headers=context.headers, using=alias)
+
+    Followed.send({"n": 1}, then=Leased.prepare("after", using=alias), using=alias)
+    with starting_workers() as start:
+        start(Followed, alias=alias)
+        eventually(lambda: follow_ups(alias))
+
+    assert workflow_of(FollowedTransactional, alias) == {}
 
 
 @only_on_postgresql
