@@ -26,6 +26,8 @@ from .headers import (
     CONTENT_TYPE,
     JSON,
     MSGPACK,
+    NSB_CONTENT_TYPE,
+    NSB_TYPES,
     TYPE,
     TYPE_VERSION,
     Kind,
@@ -101,13 +103,42 @@ def json_headers(cls: Any, headers: Mapping[str, str] | None = None) -> str:
     return _with(plain, headers) if headers else plain
 
 
+#: Headers that say of which class a body is.
+_OF_TYPE = (TYPE, BASE_TYPES, TYPE_VERSION, NSB_TYPES)
+
+
 def _with(plain: str, headers: Mapping[str, str]) -> str:
-    merged = decode_headers(plain)
+    declared = decode_headers(plain)
+    merged, written = dict(declared), declared[CONTENT_TYPE]
     try:
         merged.update(headers)
     except (TypeError, ValueError):
         raise InvalidMessage(f"headers = {shortened(headers)} is not accepted: it must be a dict of strings.") from None
-    return encode_headers(merged)
+    # What was encoded here decides, and not the headers of another message that a handler passes on.
+    for name in (CONTENT_TYPE, NSB_CONTENT_TYPE):
+        if name in merged and not _is_read_as(written, merged[name]):
+            merged[name] = written
+    if TYPE in declared and any(merged.get(name) != declared.get(name) for name in _OF_TYPE):
+        given = {name: text for name, text in merged.items() if name not in _OF_TYPE or not isinstance(text, str)}
+        merged = {name: declared[name] for name in _OF_TYPE if name in declared} | given
+    stored = encode_headers(merged)
+    if TYPE_VERSION in merged:
+        try:
+            read_kind(stored)
+        except UndecodableMessage as error:
+            raise InvalidMessage(str(error)) from error
+    return stored
+
+
+def _is_read_as(written: str, given: Any) -> bool:
+    """Whether a body that was encoded here as ``written`` is decoded under the content type that its sender gave. Of
+    bytes the sender alone knows what they are."""
+    if given == written or written == BYTES or not isinstance(given, str):
+        return True
+    codec = codec_for(given)
+    if is_wrapped(given) or codec is not None:
+        return codec is not None and codec.content_type == written
+    return written == JSON and "json" in given
 
 
 @lru_cache(maxsize=1024)

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from .. import messages
 from ..conf import settings
 from ..consuming.context import Context, context_of
-from ..errors import FilteredOut, InvalidMessage, InvalidOption, UndecodableMessage
+from ..errors import FilteredOut, InvalidMessage, InvalidOption, UndecodableMessage, shortened
 from ..messages import ENCRYPT_FOR
-from ..messages.body_filters import sealing
+from ..messages.body_filters import is_secret, opened, sealing
 from ..models.delivery.topics import EXPRESSIONS, expressions_of, publish_target
 from ..sql.message_columns import Outgoing, Run
 
@@ -104,6 +104,8 @@ def with_correlation(
 def encode_body(queue: Any, message: Outgoing, using: str) -> Outgoing:
     """The message as the queue stores it in this database."""
     headers, seal = sealing(queue.delivery.encoding, message.headers, using)
+    if headers is message.headers:
+        _refuse_unreadable(headers, message.body, message.id, using)
     return message._replace(headers=headers, body=seal(message.body, message.id))
 
 
@@ -111,8 +113,25 @@ def encode_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
     """The runs as the queue stores them: the headers are read once, and one key is used, for each run."""
     for run in chain.from_iterable(mixed.alike() for mixed in runs):
         headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
+        if headers is run.like.headers:
+            for identity, body in zip(run.ids, run.bodies, strict=True):
+                _refuse_unreadable(headers, body, uuid.UUID(bytes=identity), using)
         bodies = [seal(body, uuid.UUID(bytes=identity)) for identity, body in zip(run.ids, run.bodies, strict=True)]
         yield Run(run.like._replace(headers=headers), run.ids, bodies)
+
+
+def _refuse_unreadable(headers: str, body: bytes | None, identity: uuid.UUID, using: str) -> None:
+    """Raise InvalidMessage for bytes that are said to be encrypted and are not, for this message: they would be stored
+    in the clear, and no reader could open them."""
+    content_type = messages.read_head(headers)[1]
+    if not is_secret(content_type):
+        return
+    try:
+        opened(body, content_type, messages.decode_headers(headers), identity, using)
+    except UndecodableMessage as error:
+        raise InvalidMessage(
+            f"Header {messages.CONTENT_TYPE!r} = {shortened(content_type)} is not accepted: {error}"
+        ) from error
 
 
 def refuse_encryption_subject(queue: Any, headers: Mapping[str, str] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 from django.db import connections, transaction
 
 import queueapp
-from queueapp import InvalidOption, consumer, messages, set_consumer
+from queueapp import InvalidOption, consumer, messages, publish, publish_many, set_consumer
 from queueapp.contrib.tasks.serialization import stored_arguments
+from queueapp.delayed import dispatch_due
 from queueapp.encryption import keyring
 from queueapp.errors import InvalidMessage
 from queueapp.failures import poison_operations
@@ -25,6 +26,7 @@ from queueapp.sending import dedupe
 from queueapp.sql.journal import JournalRecord
 from queueapp.testing import Kit
 from tests.in_process_worker import real_commits
+from tests.testapp.messages import Nop, Pong
 from tests.testapp.models import Leased, SecretOnce, SecretTransactional, Smaller
 from tests.testapp.topics import Packed
 
@@ -126,6 +128,96 @@ def test_message_that_names_no_content_type_is_read_as_its_queue_says(
     assert reader(Packed, Packed.objects.get(), queue_kit, monkeypatch) == BODY
 
 
+#: way -> sends a body with the headers of another message
+PASSING_ON: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "send": lambda queue, body, headers: queue.send(body, headers=headers),
+    "send_many": lambda queue, body, headers: queue.send_many([body], headers=headers),
+    "prepare": lambda queue, body, headers: queue.prepare(body, headers=headers).send(),
+    "publish": lambda queue, body, headers: publish(queue._meta.object_name, body, headers=headers),
+    "publish_many": lambda queue, body, headers: publish_many(queue._meta.object_name, [body], headers=headers),
+    "delayed": lambda queue, body, headers: (
+        queue.send(body, headers=headers, delay=timedelta(0)) and dispatch_due("default", 10)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", PASSING_ON)
+@pytest.mark.parametrize("to", QUEUES)
+@pytest.mark.parametrize("queue", QUEUES)
+def test_body_that_is_sent_with_the_headers_of_another_message_is_read(
+    queue_kit: Kit, monkeypatch: pytest.MonkeyPatch, queue: Any, to: Any, way: str
+) -> None:
+    queue.send({"n": 7})
+    with queue.receive() as batch:
+        headers = {"mine": "x"} | batch[0].headers
+        batch[0].ack()
+
+    PASSING_ON[way](to, BODY, headers)
+
+    row = to.objects.get()
+    assert messages.decode_headers(row.headers)["mine"] == "x"
+    assert (b"args" in bytes(row.body)) is (to in (Leased, Packed)), "what is encoded is not in the clear"
+    assert by_handler(to, row, queue_kit, monkeypatch) == BODY
+
+
+def test_typed_body_that_is_sent_with_the_headers_of_another_message_is_of_its_own_type(queue_kit: Kit) -> None:
+    Leased.send(Pong("x"), headers={"mine": "x"})
+    with Leased.receive() as batch:
+        headers = {"base-types": "Acme.Event", "type-version": "2", "NServiceBus.EnclosedMessageTypes": "Acme.Old"}
+        headers |= batch[0].headers
+        batch[0].ack()
+    handled: list[Any] = []
+
+    @consumer(Leased, name="nop", attempts=1)
+    def nop(message: Nop) -> None:
+        handled.append(message)
+
+    Leased.send(Nop(1, "y"), headers=headers)
+    Leased.send_many([Nop(2, "y")], headers=headers)
+    for row in Leased.objects.all():
+        kind = messages.read_kind(row.headers)
+        assert (kind.names, kind.version) == ((messages.type_name(Nop),), 1)
+    queue_kit.drain(Leased)
+
+    assert handled == [Nop(1, "y"), Nop(2, "y")]
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("application/vnd.acme+json", "application/vnd.acme+json"),
+        ("application/json; charset=utf-8", "application/json; charset=utf-8"),
+        ("application/msgpack", messages.JSON),
+        ("application/json+zlib", messages.JSON),
+        (messages.BYTES, messages.JSON),
+        ("text/plain", messages.JSON),
+        ("", messages.JSON),
+    ],
+)
+def test_body_is_read_whatever_content_type_its_sender_gives(given: str, stored: str) -> None:
+    Leased.send(BODY, headers={"content-type": given})
+    row = Leased.objects.get()
+    assert messages.decode_headers(row.headers)["content-type"] == stored
+    assert messages.read_stored(bytes(row.body), row.headers, row.id, "default") == BODY
+
+
+@pytest.mark.parametrize("to", [SecretOnce, SecretTransactional, Smaller])
+def test_bytes_that_are_not_encrypted_as_their_headers_say_are_refused(to: Any) -> None:
+    SecretOnce.send(b"for ada only")
+    row = SecretOnce.objects.get()
+    row.delete()
+    headers = messages.decode_headers(row.headers)
+
+    for send in (lambda: to.send(b"for ada only", headers=headers), lambda: to.send_many([b"x"], headers=headers)):
+        with pytest.raises(InvalidMessage, match=r"'content-type' = .*aes256gcm.* does not open"):
+            send()
+    assert not to.objects.exists()
+
+    to.send(bytes(row.body), headers=headers, message_id=row.id)  # the message itself
+    again = to.objects.get()
+    assert messages.read_stored(bytes(again.body), again.headers, again.id, "default") == b"for ada only"
+
+
 @pytest.mark.parametrize("queue", [Smaller, SecretTransactional, Packed])
 def test_set_consumer_whose_database_cannot_read_the_bodies_is_refused(queue: Any) -> None:
     with pytest.raises(InvalidOption, match=r"@set_consumer"):
@@ -148,6 +240,7 @@ DECODING = {
     "expressions/paths.py": "of bodies that need no key; refused for others",
     "failures/poison_operations.py": "a body that is not encoded yet",
     "admin/body_reader.py": "shows the bytes",
+    "sending/preparation.py": "bytes that their sender has encrypted, whether they open",
     "schedules/stored.py": "the text of a schedule, which is not encoded before it is sent",
     "contrib/spark/readers.py": "typed rows of queues that do not encrypt",
     "workers/receiving/handlers.py": "the reader of a kind of messages, looked up once",

@@ -205,6 +205,8 @@ ENVELOPES: dict[str, dict[str, Any]] = {
     "NUL in the name of a header": {"headers": {NUL: "x"}},
     "NUL in the type": {"headers": {"type": NUL}},
     "a number in a header": {"headers": {"x": 1}},
+    "a version that is none": {"headers": {"type": "x", "type-version": "two"}},
+    "version 0": {"headers": {"type-version": "0"}},
     "headers that are none": {"headers": ["x"]},
     "headers that are a text": {"headers": "x"},
     "expires in the year 10000": {"expires_in": FAR},
