@@ -157,12 +157,10 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     Leased messages stay: their handlers are running and may ack them.
     """
     alias = alias_of(queue, using)
-    connection = connections[alias]
-    sql, limit, end = queue_sql(queue, connection), settings.PURGE_BATCH, monotonic() + within.total_seconds()
+    limit, end = settings.PURGE_BATCH, monotonic() + within.total_seconds()
     deleted = 0
     while True:
-        hook = expire_actions.removal_hook_of(queue)
-        gone = _purge_with(hook, queue, alias, limit) if hook else sql.maintenance.purge(connection, limit)
+        gone = purge_batch(queue, alias, limit)
         deleted += gone
         if gone < limit or monotonic() >= end:
             break
@@ -172,8 +170,12 @@ def purge(queue: Any, *, by: Any = None, using: str | None = None, within: timed
     return Purged(deleted, complete)
 
 
-def _purge_with(hook: Any, queue: Any, alias: str, limit: int) -> int:
-    """Delete one batch of messages that are not in flight, and call the removal hook with them, in one transaction."""
+def purge_batch(queue: Any, alias: str, limit: int) -> int:
+    """Delete one batch of messages that are not in flight, and call the removal hook with them, in one transaction;
+    returns how many."""
+    hook, connection = expire_actions.removal_hook_of(queue), connections[alias]
+    if hook is None:
+        return queue_sql(queue, connection).maintenance.purge(connection, limit)
     with transaction.atomic(using=alias):
         waiting = queue._base_manager.using(alias).select_for_update(skip_locked=True).filter(unleased(queue))
         rows = _read(queue, alias, waiting.order_by("pk")[:limit])

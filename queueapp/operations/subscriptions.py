@@ -17,8 +17,9 @@ from django.db import connections, router, transaction
 
 from .. import notifier, registry
 from ..consuming.registry import registered
+from ..delayed.store import delete_rows
 from ..errors import InvalidMessage, InvalidOption, did_you_mean
-from ..flow import ledger
+from ..failures.expire_actions import removal_hook_of
 from ..messages import MAX_RECIPIENT
 from ..messages.escaping import in_one_line
 from ..models import DelayedMessage, Now, Subscription
@@ -27,7 +28,7 @@ from ..options import require_text
 from ..sending.validation import alias_of
 from ..sql import backend_of, queue_sql
 from ..sql.claims import MAX_SEQ, SeqRange
-from .control import log
+from .control import delete, log
 from .live_workers import Live
 
 #: Copies that are moved or purged in one transaction.
@@ -226,7 +227,7 @@ def purge_copies(queue: Any, consumer: str, *, by: Any = None, using: str | None
     alias = alias_of(queue, using)
     require_text("consumer", consumer, MAX_RECIPIENT, shortest=0)
     gone = _each_batch(queue, alias, consumer, ())
-    gone += ledger.delete(_delayed(queue, alias, consumer), ledger.DELAYED)
+    gone += delete_rows(_delayed(queue, alias, consumer))
     log(by, queue, f"Purged {gone} copies for consumer {consumer}.")
     return gone
 
@@ -263,14 +264,19 @@ def rename(queue: Any, consumer: str, to: str, *, by: Any = None, using: str | N
 
 
 def _each_batch(queue: Any, alias: str, consumer: str, to: tuple[str, ...]) -> int:
+    """Replace the waiting copies by copies for others; for none they are deleted."""
     connection = connections[alias]
     sql = queue_sql(queue, connection)
-    done = 0
+    done, has_hook = 0, not to and removal_hook_of(queue) is not None
     for priority in range(queue.delivery.priorities):
         low = -(2**63)
         while heads := sql.claims.read_heads(connection, SeqRange(low, MAX_SEQ, consumer, priority), BATCH):
-            with transaction.atomic(using=alias):
-                done += sql.fanout.replace_by_copies(connection, [seq for seq, _ in heads], to, recipient=consumer)
+            seqs = [seq for seq, _ in heads]
+            if has_hook:
+                done += delete(queue, seqs, using=alias)
+            else:
+                with transaction.atomic(using=alias):
+                    done += sql.fanout.replace_by_copies(connection, seqs, to, recipient=consumer)
             low = heads[-1][0] + 1
     return done
 

@@ -6,11 +6,11 @@ from argparse import ArgumentParser
 from functools import partial
 from typing import Any
 
-from django.db import connections, router
+from django.db import router
 
 from ... import registry
+from ...operations.control import purge_batch
 from ...operations.expiration import delete_expired
-from ...sql import queue_sql
 from ..base_command import OperatorCommand
 
 BATCH = 3000
@@ -36,13 +36,7 @@ class Command(OperatorCommand):
         label = queue._meta.label
         if not options["expired"] and not options["yes"]:
             self.confirm(f"Delete all waiting messages of {label}? Type the label to confirm: ", label, "--yes")
-        connection = connections[router.db_for_write(queue)]
-        sql = queue_sql(queue, connection)
-        step = (
-            partial(delete_expired, queue, connection.alias)
-            if options["expired"]
-            else partial(sql.maintenance.purge, connection)
-        )
+        step = partial(delete_expired if options["expired"] else purge_batch, queue, router.db_for_write(queue))
         with self.counting("deleted", lambda total: f"{total} messages of {label} were deleted.") as progress:
             while count := step(BATCH):
                 progress.at(progress.count + count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import uuid
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connections, transaction
 
 from queueapp import Context, Group, InvalidMessage, MessageNotFound, PublishTo
@@ -146,6 +148,16 @@ def test_each_other_end_counts_as_failed(alias: str, how: str) -> None:
 
     assert completions(alias) == [('"broken"', "0", "1")]
     assert group.counts() == (0, 0, 1)
+
+
+@only_on_postgresql
+def test_members_that_are_purged_by_the_command_have_failed() -> None:
+    with group_of("default", on_failure=Leased.prepare("broken")) as group:
+        group.send_many(Grouped, [{"n": 1}, {"n": 2}])
+
+    call_command("purgequeue", Grouped._meta.label, "--yes", stdout=io.StringIO())
+
+    assert completions("default") == [('"broken"', "0", "2")]
 
 
 def test_a_requeued_or_edited_poison_member_waits_again(alias: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,6 +12,7 @@ import kombu
 import pytest
 from celery import Celery, chain, chord, states
 from celery.exceptions import ChordError, Reject, TaskRevokedError, WorkerLostError
+from django.core.management import call_command
 from django.db import transaction
 
 from queueapp import delayed
@@ -19,8 +21,9 @@ from queueapp.contrib.celery.models import BrokerQueue, CeleryChordPart, Declare
 from queueapp.contrib.celery.process_agent import stop_agents
 from queueapp.messages import TYPE, decode_headers
 from queueapp.models import DelayedMessage, Now, PoisonMessage
-from queueapp.operations import control
+from queueapp.operations import control, subscriptions
 from queueapp.services.maintenance import purge_expired
+from tests.databases import only_on_postgresql
 
 QUEUE = "results"
 
@@ -88,8 +91,13 @@ def expire_queue(alias: str) -> None:
     topology.delete_expired(alias)
 
 
+def purge_copies(alias: str) -> None:
+    subscriptions.purge_copies(BrokerQueue, QUEUE, using=alias)
+
+
 REMOVALS = [
     expire, purge, purge_by_operator, delete_by_operator, move_to_poison_by_operator, delete_queue, expire_queue,
+    purge_copies,
 ]  # fmt: skip
 
 
@@ -105,10 +113,22 @@ def test_a_task_whose_message_is_removed_is_revoked(app: Celery, alias: str, rem
         result.get(timeout=5)
 
 
-def test_a_delayed_task_that_is_purged_is_revoked(app: Celery, alias: str) -> None:
+@only_on_postgresql
+def test_a_task_that_is_purged_by_the_command_is_revoked(app: Celery, alias: str) -> None:
+    result = app.tasks["shop.add"].delay(1)
+
+    call_command("purgequeue", BrokerQueue._meta.label, "--yes", stdout=io.StringIO())
+
+    assert (names(alias), result.status) == ([], states.REVOKED)
+
+
+@pytest.mark.parametrize("remove", [purge, purge_copies])
+def test_a_delayed_task_that_is_purged_is_revoked(app: Celery, alias: str, remove: Any) -> None:
     result = app.tasks["shop.add"].apply_async([1], countdown=600)
 
-    assert topology.purge(alias, QUEUE) == 1
+    remove(alias)
+
+    assert not DelayedMessage.objects.using(alias).exists()
 
     assert result.status == states.REVOKED
 
