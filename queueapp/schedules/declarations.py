@@ -19,6 +19,7 @@ from django.db import router
 from .. import messages
 from ..consuming.registry import registered
 from ..errors import InvalidOption, did_you_mean
+from ..models.delivery import NEVER
 from ..models.schedule import Misfire
 from ..sending import dedupe
 from ..sending.send import build_message
@@ -94,7 +95,7 @@ def schedule(queue: Any, body: Any, *, name: str, **options: Unpack[ScheduleOpti
 
     ``name`` identifies the schedule in its database. ``cron`` has five fields, or six with the seconds first, and is
     read in ``timezone`` (default: ``TIME_ZONE``); ``every`` is an interval, counted from ``start`` or from 1970 UTC;
-    ``at`` is a single time. Nothing is sent before ``start`` and after ``end``. ``jitter`` delays each run by up to so
+    ``at`` is a single time. No run has a time before ``start`` or after ``end``. ``jitter`` delays each run by up to so
     much. A run that is more than ``misfire_grace`` late is missed: ``misfire`` "once" sends one message for all missed
     runs, "all" one for each of the newest ``misfire_limit``, "skip" none. ``tags`` are words to find it by. The others
     are arguments of ``send``. Raises InvalidOption, and InvalidMessage for what ``send`` would refuse.
@@ -237,7 +238,9 @@ def _listed(given: Any, accepted: Iterable[str]) -> str:
 
 def refuse_bad_message(queue: Any, body: Any, headers: Mapping[str, str] | None, given: Mapping[str, Any]) -> None:
     """Raise what ``send`` would raise for these arguments, as far as that needs no query."""
-    dedupe.refuse_without(queue, given.get("dedupe_key"), given.get("on_conflict"))
+    dedupe.refuse_without(queue, key := given.get("dedupe_key"), given.get("on_conflict"))
+    if key is not None:
+        dedupe.key_of(queue, body, key)
     dedupe.conflict_of(queue, given.get("on_conflict"))
     plain = {key: value for key, value in given.items() if key not in _NOT_COLUMNS}
     build_message(
@@ -246,16 +249,17 @@ def refuse_bad_message(queue: Any, body: Any, headers: Mapping[str, str] | None,
     )  # fmt: skip
 
 
+#: ``NEVER`` in stored options, where other durations are seconds.
+_NEVER = "never"
 #: Arguments of ``send`` that ``build_message`` does not take.
 _NOT_COLUMNS = ("unknown_recipient", "dedupe_key", "on_conflict")
 
 
 def stored_options(given: Mapping[str, Any]) -> str:
     """Arguments of ``send`` as they are stored; '' where there are none."""
-    plain = {
-        name: value.total_seconds() if isinstance(value, timedelta) else getattr(value, "value", value)
-        for name, value in given.items()
-    }
+    plain = {name: getattr(value, "value", value) for name, value in given.items()}
+    if (expires_in := plain.get("expires_in")) is not None:
+        plain["expires_in"] = _NEVER if expires_in == NEVER else expires_in.total_seconds()
     return json.dumps(plain) if plain else ""
 
 
@@ -268,8 +272,12 @@ def read_options(text: str) -> dict[str, Any]:
     if not isinstance(found, dict) or (unknown := sorted(found.keys() - set(SEND_OPTIONS))):
         accepted = f"a JSON object with some of {', '.join(SEND_OPTIONS)}"
         raise InvalidOption("options of a schedule", unknown if isinstance(found, dict) else text, accepted)
-    if found.get("expires_in") is not None:
-        found["expires_in"] = timedelta(seconds=found["expires_in"])
+    if (expires_in := found.get("expires_in")) is not None:
+        try:
+            found["expires_in"] = NEVER if expires_in == _NEVER else timedelta(seconds=expires_in)
+        except (TypeError, ValueError, OverflowError):
+            accepted = f'a number of seconds up to 100 years, or "{_NEVER}"'
+            raise InvalidOption("options of a schedule: expires_in", expires_in, accepted) from None
     return found
 
 

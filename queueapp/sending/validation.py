@@ -82,7 +82,9 @@ def build_outgoing(
         ("correlation_id", correlation_id, messages.MAX_ADDRESS),
         ("reply_to", reply_to, messages.MAX_ADDRESS),
     ):
-        if value and not is_storable(value, longest):
+        if not value and (value == "" or (value is None and name != "recipient")):
+            continue
+        if not is_storable(value, longest):
             raise InvalidMessage(
                 f"{name} = {shortened(value)} is not accepted: a string of at most {longest} characters, without NUL "
                 "and halves of surrogate pairs."

@@ -293,6 +293,14 @@ def test_refusals(alias: str) -> None:
         group.send(Leased, {"n": 1})
     with pytest.raises(InvalidMessage, match="isolated"):
         group.send(Grouped, {"n": 1}, isolated=True)
+    for send, body in ((group.send, {"n": 1}), (group.send_many, [{"n": 1}])):
+        with pytest.raises(InvalidMessage, match="encrypt-for"):
+            send(Grouped, body, headers={"encrypt-for": "ada"})
+        with pytest.raises(TypeError, match="prioriti"):
+            send(Grouped, body, prioriti=1)
+    for option in ("correlation_id", "recipient", "ordering_key", "on_conflict"):
+        with pytest.raises(TypeError, match=option):
+            group.send_many(Grouped, [{"n": 1}], **{option: "x"})
     with pytest.raises(InvalidMessage, match="prepare"):
         Group(on_complete={"n": 1})  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="dedupe keys"):
