@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from django.db import IntegrityError, connections, router
 from django.db.models import Sum
@@ -21,7 +21,7 @@ from ..models import GroupAddition, GroupMember, GroupMessage, MessageGroup
 from ..sql.message_columns import Outgoing
 from . import bulk, early_acks
 from .isolation import as_of_now, atomic_on
-from .preparation import encode_body, with_correlation
+from .preparation import encode_body, refuse_encryption_subject, with_correlation
 from .send import Step, build_message, insert, seconds_kept, steps_of, with_workflow
 from .validation import CarriedOptions, alias_of, build_outgoing
 
@@ -228,17 +228,18 @@ class Group:
         headers: Mapping[str, str] | None = None,
         expires_in: timedelta | None = None,
         priority: int = 0,
-        **carried: CarriedOptions,
+        **carried: Unpack[CarriedOptions],
     ) -> int:
         """``queue.send_many(bodies, ...)`` of members, in the caller's transaction; returns how many were sent. Raises
         InvalidMessage."""
         self._refuse(queue, carried)
         bulk.refuse_one_message("Group.send_many", "Group.send(...)", bodies)
+        refuse_encryption_subject(queue, headers)
         connection, ids = connections[self.alias], list[bytes]()
         headers = self._headers(headers)
         if (caller := handling.get()) is not None:
             headers = with_correlation(headers, None, caller) or headers
-        like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, "", None, None)
+        like = build_outgoing(queue, messages.new_id(), "{}", None, expires_in, priority, "", None, None, carried)
 
         def recorded() -> Iterator[bulk.Encoded]:
             for run in bulk.encoded(bodies, headers, queue.delivery.message_type):
