@@ -14,7 +14,7 @@ from queueapp.consuming.registry import registered
 from queueapp.models import Schedule
 from queueapp.schedules import declarations, stored
 from tests.testapp.messages import Ping
-from tests.testapp.models import Addressed, Leased, Urgent
+from tests.testapp.models import Addressed, Keyed, Leased, Urgent
 
 from .conftest import MovedClock
 
@@ -122,6 +122,11 @@ def test_a_name_that_is_taken_in_the_admin_is_reported(
 def test_a_bad_declaration_is_refused_where_it_is_written(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         Leased.schedule({}, **{"name": "bad", "cron": "* * * * *", **options})
+
+
+def test_a_dedupe_key_that_is_no_text_is_refused_where_it_is_written() -> None:
+    with pytest.raises(InvalidMessage, match="dedupe_key = 7 is not accepted"):
+        Keyed.schedule({}, name="bad", every=60, dedupe_key=7)  # type: ignore[arg-type]
 
 
 def test_a_misspelt_option_or_word_has_a_suggestion() -> None:

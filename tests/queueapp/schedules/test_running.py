@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
+from queueapp import NEVER
 from queueapp.messages import decode_headers
 from queueapp.models import Schedule
 from queueapp.schedules import stored
 from queueapp.schedules.runner import ScheduleRunner
 from queueapp.services.delayed_dispatcher import DelayedDispatcher
 from tests.in_process_worker import eventually, real_commits
+from tests.testapp.leases import Aging
 from tests.testapp.messages import Ping
 from tests.testapp.models import Keyed, Leased, Urgent
 
@@ -102,6 +104,16 @@ def test_jitter_delays_runs_and_loses_none(placed: str, clock: MovedClock) -> No
     times = sent(placed)
     assert times == [f"01 {n // 60:02}:{n % 60:02}" for n in range(10, 10 * len(times) + 1, 10)]
     assert len(times) >= 57
+
+
+def test_the_message_of_a_schedule_may_never_expire(placed: str, clock: MovedClock) -> None:
+    Aging.schedule({"n": 1}, name="for ever", every=3600, expires_in=NEVER)
+    stored.declare(placed)
+
+    assert stored.problem_of(Schedule.objects.using(placed).get()) == ""
+    assert stored.run_now(placed, "for ever")
+
+    assert Aging.objects.using(placed).get().expires.year > 9000
 
 
 def test_a_paused_schedule_sends_nothing_and_has_nothing_to_make_up_for(placed: str, clock: MovedClock) -> None:

@@ -108,6 +108,14 @@ def test_isolated_is_true_or_false(isolated: Any) -> None:
         Leased.send({"n": 1}, isolated=isolated)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("recipient", None), ("recipient", []), ("correlation_id", {}), ("reply_to", 0)]
+)
+def test_an_address_that_is_empty_and_no_text_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidMessage, match=rf"{name} = .* is not accepted: a string of at most"):
+        Leased.send({"n": 1}, **{name: value})
+
+
 def test_a_priority_is_no_truth() -> None:
     with pytest.raises(InvalidMessage, match="priority = True"):
         Urgent.send({"n": 1}, priority=True)
