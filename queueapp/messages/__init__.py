@@ -183,7 +183,7 @@ def to_nservicebus(headers: str, identity: uuid.UUID) -> str:
     if bases and TYPE in decoded:
         decoded[TYPE] += f"; {bases}"
     nservicebus = {TO_NSB.get(name, name): value for name, value in decoded.items()}
-    nservicebus.setdefault(NSB_MESSAGE_ID, str(identity))
+    nservicebus[NSB_MESSAGE_ID] = str(identity)  # not that of a message whose headers were passed on
     nservicebus.setdefault(NSB_CORRELATION_ID, nservicebus[NSB_MESSAGE_ID])
     nservicebus.setdefault(NSB_TIME_SENT, datetime.now(UTC).strftime(NSB_TIME))
     return encode_headers(nservicebus)

@@ -21,9 +21,12 @@ import msgspec
 from ..errors import InvalidMessage, InvalidOption, UndecodableMessage, shortened
 from .body_filters import decompressed, is_wrapped, opened
 from .headers import (
+    ATTEMPTS,
     BASE_TYPES,
     BYTES,
     CONTENT_TYPE,
+    DEDUPE_KEY,
+    DIED,
     JSON,
     MSGPACK,
     NSB_CONTENT_TYPE,
@@ -103,8 +106,9 @@ def json_headers(cls: Any, headers: Mapping[str, str] | None = None) -> str:
     return _with(plain, headers) if headers else plain
 
 
-#: Headers that say of which class a body is.
+#: Headers that say of which class a body is; and what this package writes about one message alone.
 _OF_TYPE = (TYPE, BASE_TYPES, TYPE_VERSION, NSB_TYPES)
+_OF_MESSAGE = (ATTEMPTS, DIED, DEDUPE_KEY)
 
 
 def _with(plain: str, headers: Mapping[str, str]) -> str:
@@ -114,7 +118,9 @@ def _with(plain: str, headers: Mapping[str, str]) -> str:
         merged.update(headers)
     except (TypeError, ValueError):
         raise InvalidMessage(f"headers = {shortened(headers)} is not accepted: it must be a dict of strings.") from None
-    # What was encoded here decides, and not the headers of another message that a handler passes on.
+    # The headers may be those of another message, which a handler passes on: how the body is read depends on this one.
+    for name in _OF_MESSAGE:
+        merged.pop(name, None)
     for name in (CONTENT_TYPE, NSB_CONTENT_TYPE):
         if name in merged and not _is_read_as(written, merged[name]):
             merged[name] = written

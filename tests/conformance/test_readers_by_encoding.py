@@ -240,6 +240,7 @@ DECODING = {
     "expressions/paths.py": "of bodies that need no key; refused for others",
     "failures/poison_operations.py": "a body that is not encoded yet",
     "admin/body_reader.py": "shows the bytes",
+    "admin/message_results.py": "shows the bytes of a result",
     "sending/preparation.py": "bytes that their sender has encrypted, whether they open",
     "schedules/stored.py": "the text of a schedule, which is not encoded before it is sent",
     "contrib/spark/readers.py": "typed rows of queues that do not encrypt",

@@ -14,14 +14,14 @@ from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.utils import timezone
 
-from queueapp import InvalidMessage, consumer
+from queueapp import InvalidMessage, consumer, publish
 from queueapp.delayed.dispatch import dispatch_due
 from queueapp.messages import decode_headers
 from queueapp.models import DelayedMessage
 from queueapp.sending.isolation import close_isolated
 from tests.in_process_worker import real_commits
 from tests.testapp.messages import Ping
-from tests.testapp.models import Addressed, Effect, Leased, Readable, Short, Transactional, Urgent
+from tests.testapp.models import Addressed, Effect, Interop, Leased, Readable, Short, Transactional, Urgent
 
 pytestmark = real_commits
 HOUR = timedelta(hours=1)
@@ -53,6 +53,28 @@ def test_a_message_is_a_row_with_everything_it_was_sent_with() -> None:
     assert abs(row.expires - row.enqueued_at - HOUR) < timedelta(seconds=5)
     assert (row.deliveries, row.cancels, row.failures, row.lease_token) == (0, 0, None, None)
     assert (row.recoverable, row.is_barrier, row.recipient) == (True, False, "")
+
+
+@pytest.mark.parametrize(
+    ("queue", "send"),
+    [
+        (Interop, lambda headers: Interop.send({"n": 1}, headers=headers)),
+        (Interop, lambda headers: Interop.send(b"{}", headers=headers)),
+        (Interop, lambda headers: Interop.send_many([{"n": 1}], headers=headers)),
+        (Leased, lambda headers: publish("Leased", {"n": 1}, headers=headers)),
+        (Leased, lambda headers: Leased.send_from("SELECT 1 AS n", headers=headers)),
+    ],
+)
+def test_a_message_with_the_headers_of_another_has_its_own_id_attempts_and_key(queue: Any, send: Any) -> None:
+    attempts = {"queueapp.Attempts": "4", "queueapp.Died": "1", "dedupe-key": "0" * 40}
+
+    send({"mine": "x", "NServiceBus.MessageId": "another"} | attempts)
+
+    row = queue.objects.get()
+    headers = decode_headers(row.headers)
+    assert headers["mine"] == "x"
+    assert not attempts.keys() & headers.keys()
+    assert headers["NServiceBus.MessageId"] == (str(row.id) if queue is Interop else "another")
 
 
 def test_only_what_the_message_states_is_stored_of_its_expiry() -> None:
