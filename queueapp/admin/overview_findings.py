@@ -74,24 +74,24 @@ def _of_poison(alias: str, labels: list[str]) -> Mapping[str, Finding]:
     unresolved = PoisonMessage.objects.using(alias).filter(status=PoisonMessage.Status.UNRESOLVED)
     columns = ("queue", "consumer", "reason", "group_key", "worker_version", "failed_at")
     found: dict[str, list[Any]] = {}
-    for row in unresolved.order_by("-failed_at").values(*columns)[:NEWEST_POISON]:
+    newest = list(unresolved.order_by("-failed_at").values(*columns)[:NEWEST_POISON])
+    for row in newest:
         if row["queue"] in labels:
             found.setdefault(row["queue"], []).append(row)
-    return {label: _failure(rows) for label, rows in found.items()}
+    return {label: _failure(rows, len(newest) < NEWEST_POISON) for label, rows in found.items()}
 
 
-def _failure(rows: list[dict[str, Any]]) -> Finding:
+def _failure(rows: list[dict[str, Any]], is_complete: bool) -> Finding:
     newest = rows[0]
-    rows = [row for row in rows if row["group_key"] == newest["group_key"]]  # other errors may be of other versions
-    oldest = rows[-1]
+    same = [row for row in rows if row["group_key"] == newest["group_key"]]  # other errors may be of other versions
     consumer = f"{newest['consumer']}: " if newest["consumer"] else ""
-    versions = {row["worker_version"] for row in rows}
+    versions = {row["worker_version"] for row in same}
     version = f", all on version {newest['worker_version']}" if len(versions) == 1 and newest["worker_version"] else ""
     shown = untrusted.inline(f"{consumer}{newest['reason']}", 300)
-    if len(rows) < NEWEST_POISON:
-        count = format_html("{} since {}", len(rows), display.moment(oldest["failed_at"]))
+    if is_complete:
+        count = format_html("{} since {}", len(same), display.moment(same[-1]["failed_at"]))
     else:
-        count = format_html("more than {}", NEWEST_POISON - 1)
+        count = format_html("{} of the newest {} poison messages", len(same), NEWEST_POISON)
     text = format_html("{} ({}{})", shown, count, untrusted.inline(version, 80))
     return Finding(text, "poison", "Poison messages")
 

@@ -227,14 +227,16 @@ def rate(value: float) -> str:
 
 
 def short_seconds(seconds: float | None) -> str:
-    """A short duration: "3 ms", "1.2 s"."""
+    """A short duration: "3 ms", "1.2 s", "12 min"."""
     if seconds is None:
         return UNKNOWN
     if not seconds:
         return "0 s"
     if seconds < 0.001:
         return "<1 ms"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+    if seconds < 100:
+        return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"
 
 
 def _count(count: int | None, exact: bool | None = True) -> str:

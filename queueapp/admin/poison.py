@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -175,6 +176,7 @@ def _is_archived(message: PoisonMessage) -> bool:
     return bool(message.status == ARCHIVED)
 
 
+_ATTEMPTS = re.compile(r"failed \d+ of \d+ attempts: ")
 OPERATIONS = (
     Operation(
         "requeue",
@@ -318,11 +320,12 @@ class PoisonAdmin(MessageAdmin):
 
     @admin.display(description="reason")
     def failure_reason(self, row: Any) -> SafeString:
-        # Most reasons begin with the name of the exception.
-        repeated = row.reason.startswith(row.exception_type.rpartition(".")[2])
+        # Most reasons name the exception, some after the attempts, which have a column of their own.
+        reason = _ATTEMPTS.sub("", row.reason, count=1)
+        repeated = reason.startswith(row.exception_type.rpartition(".")[2])
         exception = "" if repeated else format_html("<code>{}</code> ", untrusted.inline(row.exception_type, 50))
         group = format_html("group {}", self.group(row)) if row.group_key else ""
-        return display.below(format_html("{}{}", exception, untrusted.inline(row.reason, 200)), group)
+        return display.below(format_html("{}{}", exception, untrusted.inline(reason, 200)), group)
 
     @admin.display(description="group")
     def group(self, row: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -57,6 +58,8 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
         "points": partial(_points, alias, queue, period, length),
         "workers": partial(_workers, alias, queue),
     }
+    if span != "1h":  # the state of the queue, as on the overview, is that of the last hour
+        reads["last_hour"] = partial(_points, alias, queue, SPANS["1h"][1], SPANS["1h"][0])
     if queue.delivery.ledger:
         reads["ledger_line"] = partial(_ledger, alias, queue)
     if messages_url:  # headers are for users who may see the messages
@@ -64,6 +67,7 @@ def queue_view(page: Any, request: HttpRequest, label: str) -> HttpResponse:
     row, values = row_and(queue, *reads.values())
     found = {name: value for name, (value, _) in zip(reads, values, strict=True)}
     unknown = untrusted.visible(next((cause for _, cause in values if cause), ""))[:300]
+    row = replace(row, history=found.get("last_hour" if span != "1h" else "points") or ())
     line = page._line(request, row)
     context = {
         "line": line,

@@ -32,6 +32,9 @@ from .operations import render_page
 #: Messages of one table that are shown.
 SHOWN = 20
 
+#: With the rows that have a number: an order number is looked for far more often than the number of a row.
+_ONLY_NUMBERS = "These rows have this number. To search in bodies name the field, for example order={}."
+
 
 class Place(NamedTuple):
     """What was found in one table. ``rows``: (message, URL, type, time)."""
@@ -64,7 +67,7 @@ def search_view(page: Any, request: HttpRequest) -> HttpResponse:
         found = _search_content(page, request, query, terms)
     else:
         places = list(_search_ids(page, request, terms[0]))
-        found = Found(places, len(places))
+        found = Found(places, len(places), _ONLY_NUMBERS.format(query.strip()) if terms[0].kind == "text" else "")
     context = {
         "query": query,
         "help": HELP,

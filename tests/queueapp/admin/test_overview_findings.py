@@ -69,6 +69,23 @@ def test_poison_of_before_the_hour_and_of_several_versions_is_not_blamed_on_a_de
     assert "all on version" not in note
 
 
+def test_a_failing_queue_is_failing_on_its_own_page_too(operator: Client) -> None:
+    snapshot(poison=0, handled=60, failed=60)
+    worker()
+    for span in ("1h", "7d"):
+        page = operator.get(url(QueueControl, "charts", LABEL), {"span": span})
+        assert strip_tags(page.context["line"]["state"]) == "failing"
+
+
+def test_poison_of_many_errors_is_counted_among_the_newest(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview_findings, "NEWEST_POISON", 3)
+    snapshot(poison=0, handled=60)
+    poison(1, reason="first", group_key="a")
+    poison(3, reason="newest", group_key="b")
+    (note,) = shown(operator)[1]
+    assert "newest (3 of the newest 3 poison messages)" in strip_tags(note)
+
+
 def test_poison_of_another_error_hides_neither_the_version_nor_the_number_of_the_newest(operator: Client) -> None:
     snapshot(poison=0, handled=60)
     poison(1, reason="invoice of 0 cents", group_key="a", worker_version="41")

@@ -57,6 +57,13 @@ def test_list_is_newest_first_and_states_what_failed_where(operator: Client) -> 
         assert expected in text
 
 
+def test_the_reason_in_a_list_begins_with_the_exception(operator: Client) -> None:
+    poison()
+    text = operator.get(url(PoisonMessage)).content.decode()
+    assert "ValueError: no gate" in text
+    assert "failed 3 of 3 attempts" not in text, "the attempts have a column of their own"
+
+
 def test_unresolved_ones_are_shown_unless_asked_otherwise(operator: Client) -> None:
     (unresolved,), (archived,) = poison(), poison(status=ARCHIVED)
     assert listed(operator) == [unresolved]

@@ -195,6 +195,11 @@ def test_all_tables_are_searched_at_once(operator: Client) -> None:
     assert last["progress"].endswith("3 messages looked at.")
 
 
+def test_a_number_is_that_of_a_row_and_the_page_says_how_to_search_for_an_order(operator: Client, wanted: int) -> None:
+    response = operator.get(url(QueueControl, "search"), {"q": str(wanted)})
+    assert f"in bodies name the field, for example order={wanted}." in response.content.decode()
+
+
 def test_a_delayed_message_is_shown_with_its_queue_and_when_it_is_due(operator: Client) -> None:
     Leased.send({"order": 4711}, delay=timedelta(hours=1))
     text = "".join(response.content.decode() for response in responses(operator, "order=4711"))
