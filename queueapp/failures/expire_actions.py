@@ -135,6 +135,7 @@ def publish(queue: Any, alias: str, row: Row, action: PublishTo, reasons: Sequen
         headers = messages.decode_headers(row.headers)
         take_checkpoint(headers)  # its consumer's; who gets this one has not begun
         headers.pop(messages.WORKFLOW, None)  # nothing follows what was not handled
+        headers.pop(messages.GROUP, None)  # its member has ended
         if row.body is not None:
             # What it was in its queue, where it does not say so itself: its bytes alone would be of no type.
             kind = messages.read_head(row.headers)[1] or content_type_of(queue) or messages.JSON

@@ -27,7 +27,17 @@ from queueapp.sending.isolation import in_another_thread
 from tests.databases import only_on_postgresql, parametrize_alias
 from tests.in_process_worker import Worker, eventually, real_commits
 from tests.testapp.messages import Ping
-from tests.testapp.models import Effect, Grouped, GroupedTogether, GroupedTransactional, Interop, Keyed, Leased, Short
+from tests.testapp.models import (
+    Effect,
+    FlightAudit,
+    Grouped,
+    GroupedTogether,
+    GroupedTransactional,
+    Interop,
+    Keyed,
+    Leased,
+    Short,
+)
 
 pytestmark = real_commits
 
@@ -368,6 +378,18 @@ def test_a_delayed_member_that_is_not_moved_stays_a_member(alias: str) -> None:
     assert move_delayed(Grouped._meta.label, Keyed, using=alias) == 1
 
     assert group.counts() == (1, 0, 1)
+
+
+def test_an_expired_member_is_published_as_a_message_of_no_group(alias: str, delivery: Any) -> None:
+    """Its group may be complete, so who receives it could add nothing."""
+    delivery(Grouped, on_expired=PublishTo("AUDIT_DIRECT"))
+    with group_of(alias) as group:
+        group.send(Grouped, {"n": 1})
+
+    end(alias, how="expire")
+
+    assert completions(alias) == [('"whole"', "0", "1")]
+    assert GROUP not in decode_headers(FlightAudit.objects.using(alias).get().headers)
 
 
 def test_a_member_that_is_given_up_and_cannot_be_published_is_poison(alias: str, delivery: Any) -> None:
