@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,7 +35,7 @@ from .large_tables.search import keys_in_store
 from .message_pages import Facts, MessageAdmin
 from .operations import Operation, Options
 from .poison_group_pages import canary_view, notes_view
-from .poison_groups import groups_of, notes_of
+from .poison_groups import failure_of, groups_of, notes_of
 from .rehearse_poison import rehearse_view
 
 #: Filters offer what occurs among so many of the newest messages, the most frequent first.
@@ -176,7 +175,6 @@ def _is_archived(message: PoisonMessage) -> bool:
     return bool(message.status == ARCHIVED)
 
 
-_ATTEMPTS = re.compile(r"failed \d+ of \d+ attempts: ")
 OPERATIONS = (
     Operation(
         "requeue",
@@ -320,12 +318,10 @@ class PoisonAdmin(MessageAdmin):
 
     @admin.display(description="reason")
     def failure_reason(self, row: Any) -> SafeString:
-        # Most reasons name the exception, some after the attempts, which have a column of their own.
-        reason = _ATTEMPTS.sub("", row.reason, count=1)
-        repeated = reason.startswith(row.exception_type.rpartition(".")[2])
-        exception = "" if repeated else format_html("<code>{}</code> ", untrusted.inline(row.exception_type, 50))
+        exception, reason = failure_of(row.reason, row.exception_type)
+        named = format_html("<code>{}</code> ", untrusted.inline(exception, 50)) if exception else ""
         group = format_html("group {}", self.group(row)) if row.group_key else ""
-        return display.below(format_html("{}{}", exception, untrusted.inline(reason, 200)), group)
+        return display.below(format_html("{}{}", named, untrusted.inline(reason, 200)), group)
 
     @admin.display(description="group")
     def group(self, row: Any) -> Any:

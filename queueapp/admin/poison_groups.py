@@ -27,7 +27,15 @@ MAX_TRACEBACK = 64 * 1024
 TREND = timedelta(days=1)
 #: Notes of a group that are shown, and characters of the newest one in the list of groups.
 NOTES, BRIEF = 10, 200
+_ATTEMPTS = re.compile(r"failed \d+ of \d+ attempts: ")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
+
+
+def failure_of(reason: str, exception: str) -> tuple[str, str]:
+    """The exception and the reason, each thing once: most reasons name the exception, some after the attempts, which
+    lists have beside it."""
+    reason = _ATTEMPTS.sub("", reason, count=1)
+    return "" if reason.startswith(exception.rpartition(".")[2]) else exception, reason
 
 
 @dataclass
@@ -54,9 +62,8 @@ class Group:
 
     @property
     def title(self) -> Any:
-        """What has failed, once: most reasons begin with the name of the exception."""
-        repeated = self.reason.startswith(self.exception.rpartition(".")[2])
-        return untrusted.inline(self.reason if repeated else f"{self.exception}: {self.reason}", 160)
+        """What has failed."""
+        return untrusted.inline(": ".join(filter(None, failure_of(self.reason, self.exception))), 160)
 
     @property
     def trend(self) -> Any:
