@@ -105,7 +105,7 @@ def encode_body(queue: Any, message: Outgoing, using: str) -> Outgoing:
     """The message as the queue stores it in this database."""
     headers, seal = sealing(queue.delivery.encoding, message.headers, using)
     if headers is message.headers:
-        _refuse_unreadable(headers, message.body, message.id, using)
+        _refuse_unreadable(headers, [(message.id, message.body)], using)
     return message._replace(headers=headers, body=seal(message.body, message.id))
 
 
@@ -114,20 +114,25 @@ def encode_runs(queue: Any, runs: Iterable[Run], using: str) -> Iterator[Run]:
     for run in chain.from_iterable(mixed.alike() for mixed in runs):
         headers, seal = sealing(queue.delivery.encoding, run.like.headers, using)
         if headers is run.like.headers:
-            for identity, body in zip(run.ids, run.bodies, strict=True):
-                _refuse_unreadable(headers, body, uuid.UUID(bytes=identity), using)
+            _refuse_unreadable(headers, zip(map(_uuid, run.ids), run.bodies, strict=True), using)
         bodies = [seal(body, uuid.UUID(bytes=identity)) for identity, body in zip(run.ids, run.bodies, strict=True)]
         yield Run(run.like._replace(headers=headers), run.ids, bodies)
 
 
-def _refuse_unreadable(headers: str, body: bytes | None, identity: uuid.UUID, using: str) -> None:
-    """Raise InvalidMessage for bytes that are said to be encrypted and are not, for this message: they would be stored
+def _uuid(identity: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=identity)
+
+
+def _refuse_unreadable(headers: str, bodies: Iterable[tuple[uuid.UUID, bytes | None]], using: str) -> None:
+    """Raise InvalidMessage for bytes that are said to be encrypted and are not, for their message: they would be stored
     in the clear, and no reader could open them."""
     content_type = messages.read_head(headers)[1]
     if not is_secret(content_type):
         return
+    decoded = messages.decode_headers(headers)
     try:
-        opened(body, content_type, messages.decode_headers(headers), identity, using)
+        for identity, body in bodies:
+            opened(body, content_type, decoded, identity, using)
     except UndecodableMessage as error:
         raise InvalidMessage(
             f"Header {messages.CONTENT_TYPE!r} = {shortened(content_type)} is not accepted: {error}"
