@@ -32,8 +32,8 @@ from .operations import render_page
 #: Messages of one table that are shown.
 SHOWN = 20
 
-#: With the rows that have a number: an order number is looked for far more often than the number of a row.
-_ONLY_NUMBERS = "These rows have this number. To search in bodies name the field, for example order={}."
+#: Above the result for a number: an order number is looked for far more often than the number of a row.
+_ONLY_NUMBERS = "A number finds the rows of this number. To search in bodies name the field, for example order={}."
 
 
 class Place(NamedTuple):
